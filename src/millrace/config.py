@@ -102,7 +102,7 @@ HANDOVER_PREPARE_LIMIT = Setting("topology.handover.prepare.secs", 60.0, low=0.1
                                        "its state, while the old one works. Then the move is cancelled.")
 HANDOVER_SWITCH_LIMIT = Setting("topology.handover.switch.secs", 10.0, low=0.1,
                                 about="Seconds from the change of a task's place until its new incarnation must work. Then the "
-                                      "task counts as lost.")
+                                      "task counts as lost. Calls of user code that take seconds do not count.")
 BACKUP_BLOCKS = Setting("topology.backup.blocks", None, text=True,
                         about="Blocks of a snapshot in other workers' memory: r+c, for example 7+3 (any 7 of the 10 restore "
                               "it), or none. Unset: chosen by the number of workers.")

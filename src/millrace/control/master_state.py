@@ -98,7 +98,7 @@ class MasterState:
             case WorkerLost():
                 return self._lost(event)
             case WorkerReported():
-                return self._reports.reported(event)
+                return self._reports.reported(event, self._handovers.now)
             case WorkerLeaves():
                 return self._slots.requested(event)
             case Submitted():
@@ -157,7 +157,7 @@ class MasterState:
             return [*commands, StopWorker(event.slot)]
         address = WorkerAddress(event.slot, event.generation, event.node.name, event.boot, event.ipc, event.tcp,
                                 event.backup_ipc, event.backup_tcp)
-        self.workers[event.slot] = WorkerView(address, event.executor, event.node)
+        self.workers[event.slot] = WorkerView(address, event.executor, event.node, heard=self._handovers.now)
         commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
         if held:
             commands += self._start_again(event.slot)
@@ -339,7 +339,8 @@ class MasterState:
         """Remove the topology; `how` is reported to users."""
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
-        return [Say(how, topology.graph.name), self.distribute(), *self._waves.delete_abandoned(topology),
+        records = self._handovers.ended(topology, how)
+        return [Say(how, topology.graph.name), *records, self.distribute(), *self._waves.delete_abandoned(topology),
                 Ended(topology.graph.name, topology.uncommitted)]
 
     def topology(self, name: str) -> TopologyState:

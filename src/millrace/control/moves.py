@@ -10,6 +10,7 @@ from typing import Any
 from millrace.config import HANDOVER_BATCH, HANDOVER_MB
 from millrace.control.assignment import ARM, SWITCH, Move, Place
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.plan import Plan
 
 MB = 1_000_000
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
@@ -75,6 +76,28 @@ class Moving:
         """The tasks that are lost if it fails after it has switched."""
         return (self.task,) if self.target == self.task else (self.task, self.target)
 
+    def is_in(self, plan: Plan) -> bool:
+        """True if the plan wants this move."""
+        if self.groups:
+            return all(plan.key_groups[self.task.component][group] == self.target.index for group in self.groups)
+        return plan.placement[self.task] == self.new.slot
+
+    def stays_in(self, plan: Plan) -> bool:
+        """True if the plan wants everything to stay where it is."""
+        if self.groups:
+            return all(plan.key_groups[self.task.component][group] == self.task.index for group in self.groups)
+        return plan.placement[self.task] == self.old.slot
+
+    def involved(self, graph: TopologyGraph, places: Mapping[TaskId, Place]) -> dict[int, set[TaskId]]:
+        """The tasks, by slot, that must work for the move to switch: both incarnations or owners, the senders, whose marks are
+        awaited, and everything downstream, because full channels there keep the old incarnation from working off its input."""
+        by_slot: dict[int, set[TaskId]] = {self.old.slot: {self.task}}
+        by_slot.setdefault(self.new.slot, set()).add(self.target)
+        for task in (*graph.upstream(self.task.component), *graph.all_downstream(self.task.component)):
+            if task in places:
+                by_slot.setdefault(places[task].slot, set()).add(task)
+        return by_slot
+
 
 @dataclass(slots=True)
 class Handover:
@@ -88,6 +111,7 @@ class Handover:
     stateful: bool = False  # some task of the batch has state
     base: tuple[int, int, int] = (0, 0, 0)  # the wave whose state the new incarnations copy, as in `Move`
     since: float = 0.0  # time when the phase began
+    stopped_at: float = 0.0  # time when a task that must work for the switch was last seen in a long call
     began: float = 0.0  # time when the batch began
     from_version: int = 0  # of the plan before the batch
     in_flight: int = 0  # tuples when the batch began to switch, or began
@@ -96,6 +120,12 @@ class Handover:
     def moving(self, task: TaskId) -> Moving | None:
         """The move of a task, as a whole, that is under way."""
         return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
+
+    def under_way(self, plan: Plan) -> tuple[set[TaskId], set[GroupId]]:
+        """The tasks and the key groups whose moves are under way as the plan wants them."""
+        wanted = [moving for moving in self.batch if moving.is_in(plan)]
+        return ({moving.task for moving in wanted if not moving.groups},
+                {(moving.task.component, group) for moving in wanted for group in moving.groups})
 
     def groups_leaving(self, task: TaskId) -> list[Moving]:
         """The moves of key groups of a task to others that are under way."""

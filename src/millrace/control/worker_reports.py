@@ -41,11 +41,11 @@ class WorkerReports:
     def __init__(self, master: ReportedTopologies, waves: WaveControl, slots: SlotControl) -> None:
         self._master, self._waves, self._slots = master, waves, slots
 
-    def reported(self, event: WorkerReported) -> list[Command]:
+    def reported(self, event: WorkerReported, now: float) -> list[Command]:
         worker = self._reporting(event)
         if worker is None:
             return []
-        worker.revision = max(worker.revision, event.revision)
+        worker.revision, worker.heard = max(worker.revision, event.revision), now
         self._slots.reported(event)
         by_number = {topology.number: topology for topology in self._master.topologies.values()}
         _note_positions(event, by_number)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from millrace.control.assignment import WorkerAddress
 from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.graph import TaskId
 
 LONG_CALL_SECONDS = 10.0  # a call of this duration is worth a warning
+SILENT_SECONDS = 2.0  # without a report, after which a worker's loop counts as stopped
 FIRST_LIMIT = 4  # heartbeat timeouts that a silent worker gets at first if its process answers
 
 
 class LongCall(NamedTuple):
-    """A call in a worker that has not returned for a while. `of_user`: it is user code and not, for example, the store's."""
+    """A call in a worker that has not returned for a while. `of_user`: it is user code and not, for example, the store's.
+    `topology` and `task`: whose code it is, where that is known. `on_loop`: it stops all tasks of its worker."""
 
     what: str
     seconds: float
     of_user: bool = True
+    topology: str = ""
+    task: TaskId | None = None
+    on_loop: bool = False
 
     def __str__(self) -> str:
         return f"{self.what} has not returned for {self.seconds:.0f} s"
@@ -34,6 +40,18 @@ class WorkerView:
     node: Node
     revision: int = 0
     long_calls: tuple[LongCall, ...] = ()
+    heard: float = 0.0  # time of its last report, which its loop sends
+
+    def silent(self, now: float) -> bool:
+        return now - self.heard > SILENT_SECONDS
+
+    def stops(self, topology: str, tasks: Collection[TaskId], now: float) -> LongCall | None:
+        """The longest call that keeps one of these tasks of the topology from working here. A loop that does not report is in
+        one, too: code that holds the interpreter lock cannot be seen otherwise."""
+        calls = [call for call in self.long_calls if call.on_loop or (call.topology == topology and call.task in tasks)]
+        if self.silent(now) and not any(call.on_loop for call in calls):
+            calls.append(LongCall(f"the loop of worker {self.address.slot}", now - self.heard, on_loop=True))
+        return max(calls, key=lambda call: call.seconds, default=None)
 
     def warnings(self) -> list[LongCall]:
         """The calls that take so long that users should know."""

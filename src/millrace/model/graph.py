@@ -175,6 +175,15 @@ class TopologyGraph(_GraphCache):
         return tuple((component, read) for component in self.components
                      for read in component.inputs if read.source == name)
 
+    def all_downstream(self, name: str) -> tuple[TaskId, ...]:
+        """The tasks that tuples of this component can lead to, over any number of others."""
+        found = {name}
+        for component in self.components:  # which are in the order of the stream
+            if any(read.source in found for read in component.inputs):
+                found.add(component.name)
+        return tuple(TaskId(component.name, index) for component in self.components
+                     if component.name in found and component.name != name for index in range(component.par))
+
     def is_sink(self, name: str) -> bool:
         """True for a bolt whose output nobody reads, its dead letters apart."""
         return (self.component(name).kind == "bolt"

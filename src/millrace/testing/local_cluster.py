@@ -29,6 +29,7 @@ from millrace.control.events import (
     Event,
     Killed,
     LeaveOver,
+    LongCallsSeen,
     ManifestStored,
     Migrated,
     MoveArmed,
@@ -62,6 +63,8 @@ from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.checkpointing.snapshots import StoreThread
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.worker.long_calls import LongCalls, RunningJob
+from millrace.runtime.worker.threads import job_of
 from millrace.runtime.worker.worker import Worker
 from millrace.schedulers.base import Scheduler
 
@@ -96,22 +99,28 @@ class _NoThreads:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self.waiting: deque[tuple[Callable[[], None], Callable[[], None]]] = deque()
+        self.waiting: deque[tuple[Any, float, Callable[[], None], Callable[[], None]]] = deque()
         self._storing: deque[tuple[float, Callable[[], None], Callable[[], None]]] = deque()
 
     def run(self, key: Any, work: Callable[[], None], done: Callable[[], None]) -> None:
         if isinstance(key, StoreThread):
             self._storing.append((self._cluster.clock.now() + self._cluster.store_seconds, work, done))
         else:
-            self.waiting.append((work, done))
+            self.waiting.append((key, self._cluster.clock.now(), work, done))
 
     def end(self, key: Any) -> None: ...
 
+    def running(self) -> list[RunningJob]:
+        return [job_of(key, 0, since) for key, since, _, _ in self.waiting]
+
     def work(self) -> None:
         for _ in range(0 if self._cluster.calls_hang else len(self.waiting)):
-            work, done = self.waiting.popleft()
-            work()
-            done()
+            key, since, work, done = self.waiting.popleft()
+            if key.name in self._cluster.hanging:
+                self.waiting.append((key, since, work, done))
+            else:
+                work()
+                done()
         while not self._cluster.store_hangs and self._storing and self._storing[0][0] <= self._cluster.clock.now():
             _, work, done = self._storing.popleft()
             work()
@@ -172,6 +181,8 @@ class LocalCluster:
         self.store_seconds = 0.0  # duration of writing or reading a snapshot
         self.store_hangs = False  # while it is set, calls of the store do not return
         self.calls_hang = False  # while it is set, calls of blocking components do not return
+        self.hanging: set[TaskId] = set()  # blocking tasks whose calls do not return
+        self.in_call: set[int] = set()  # slots whose loop is in a call that does not return: only their heartbeats go on
         self._hanging: deque[StoreManifest] = deque()
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
@@ -194,6 +205,7 @@ class LocalCluster:
         self.cut: set[int] = set()  # slots whose reports do not reach the master: they will be presumed dead
         self.holding: set[int] = set()  # slots whose code holds the interpreter lock: they do nothing, and are silent
         self._threads: dict[int, _NoThreads] = {}
+        self._calls: dict[int, LongCalls] = {}
         self._mail: dict[tuple[int, int], deque[list[bytes]]] = {}
         self._nodes, self._settings, self._generation, self._steps = nodes, settings or {}, 0, 0
         self._heard: dict[int, float] = {}
@@ -231,6 +243,7 @@ class LocalCluster:
                         checkpoints=CheckpointAccess(lambda: self.store, copies=copies),
                         tell_master=self._from_workers.append)
         self.workers[slot] = worker
+        self._calls[slot] = LongCalls(threads, lambda: worker.turn_began, self.clock.now)
         self._mail[(slot, self._generation)] = deque()
         self._heard[slot] = self.clock.now()
         self.tell(WorkerJoined(slot, self._generation, self.node(slot), self.node(slot).name, f"executor{slot}", "", ""))
@@ -400,8 +413,9 @@ class LocalCluster:
 
     def _step_worker(self, slot: int) -> None:
         worker = self.workers.get(slot)
-        if worker is None or slot in self.holding:
+        if worker is None or slot in self.holding or slot in self.in_call:
             return
+        self._calls[slot].turned = self.clock.now()
         box = self._mail[(slot, worker.generation)]
         for _ in range(len(box)):
             self.delivered += 1
@@ -414,11 +428,15 @@ class LocalCluster:
         for slot, worker in list(self.workers.items()):
             if slot in self.holding:
                 continue
-            report = worker.report()
             if slot not in self.cut:
                 if now - self._heard[slot] > self._patience.timeout:
                     self._patience.spoke_again(now - self._heard[slot])
                 self._heard[slot] = now
+                self._note_calls(slot, worker.generation)
+            if slot in self.in_call:
+                continue
+            report = worker.report()
+            if slot not in self.cut:
                 self.migrations.take(report, {topology.number: name for name, topology in self.master.topologies.items()}, now)
                 self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
                                          tuple(report.positions), tuple(report.starting), report.executed(),
@@ -428,3 +446,8 @@ class LocalCluster:
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))
         self.tell(Ticked(now))
         self.migrations.settle(now)
+
+    def _note_calls(self, slot: int, generation: int) -> None:
+        calls, known = tuple(self._calls[slot].seen()), self.master.workers.get(slot)
+        if calls or (known is not None and known.long_calls):
+            self.tell(LongCallsSeen(slot, generation, calls))

@@ -47,6 +47,8 @@ class Leaving(Story):
 
     def tick(self, seconds: float = 1.5) -> list[Command]:
         self.now += seconds
+        for worker in self.state.workers.values():  # their loops turn, although not every report is told
+            worker.heard = self.now
         return self.on(Ticked(self.now))
 
     def hosts(self, slot: int, hosted: int | None = None) -> list[Command]:

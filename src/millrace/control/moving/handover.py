@@ -20,7 +20,7 @@ from typing import Protocol
 from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Distribute, Migrated, MoveArmed, MoveTaken, Say
-from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, Recovery, handed_over
+from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, Migration, Recovery, TaskMove, handed_over
 from millrace.control.moves import (
     BY_HANDOVER,
     REFRESH,
@@ -49,6 +49,7 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
 
 NEWER_PLAN = "a newer plan does not move it"
+OTHER_PLACE = "a newer plan moves it elsewhere"
 
 
 class MovingTopologies(Protocol):
@@ -85,7 +86,7 @@ class HandoverControl:
             topology.homes[task] = slot
             handover.by_rollback.pop(task, None)
         tasks = sorted(task for task in moves if task not in ackers)
-        commands = self._move_ackers(topology, ackers) if ackers else []
+        commands = self._move_ackers(topology, ackers, cause) if ackers else []
         if not tasks:
             return commands
         revised = any(handover.waiting.get(task, Wanted(moves[task], cause)).slot != moves[task] for task in tasks)
@@ -125,7 +126,7 @@ class HandoverControl:
                     cause=str(cause), tasks=tasks)]
 
     def overtake(self, topology: TopologyState, plan: Plan) -> list[Command]:
-        """Drop moves of earlier plans of schedulers that wait, and that this plan does not want any more."""
+        """Drop moves of earlier plans of schedulers that wait or arm, and that this plan does not want any more."""
         handover, owners = topology.handover, topology.key_groups
         tasks = sorted(task for task, wanted in handover.waiting.items() if wanted.cause.who == SCHEDULER
                        and plan.placement[task] == topology.places[task].slot)
@@ -135,7 +136,11 @@ class HandoverControl:
             del handover.regrouping[each]
         said = self._forget_waiting(topology, tasks, NEWER_PLAN)
         text = f"{groups_named(groups)} not moved: {NEWER_PLAN}"
-        return [*said, Say(text, topology.graph.name, "warning", NEWER_PLAN)] if groups else said
+        said += [Say(text, topology.graph.name, "warning", NEWER_PLAN)] if groups else []
+        unwanted = [moving for moving in handover.batch if moving.cause.who == SCHEDULER and not moving.is_in(plan)]
+        stay = [moving for moving in unwanted if moving.stays_in(plan)]
+        elsewhere = [moving for moving in unwanted if moving not in stay]
+        return [*said, *self._cancel(topology, stay, NEWER_PLAN), *self._cancel(topology, elsewhere, OTHER_PLACE)]
 
     def withdraw(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
@@ -166,12 +171,15 @@ class HandoverControl:
         text = f"{tasks_named(list(forgotten))} not moved: {reason}"
         return [Say(text, topology.graph.name, "warning", reason, tuple(forgotten))] if forgotten else []
 
-    def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int]) -> list[Command]:
+    def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
         """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
         topology.version += 1
+        moved = tuple(TaskMove(task, topology.places[task].slot, slot) for task, slot in sorted(moves.items()))
         for task, slot in moves.items():
             topology.places[task] = Place(slot, topology.version)
-        return [self._master.distribute()]
+        return [Migrated(Migration(topology.graph.name, BY_HANDOVER, str(cause), COMPLETED, "", topology.version - 1,
+                                   topology.version, self.now, self.now, self.now, moved, sum(topology.in_flight.values()))),
+                self._master.distribute()]
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -188,7 +196,8 @@ class HandoverControl:
                 commands += [*self._cancel(topology, handover.batch, f"the topology is {topology.status}"),
                              self._master.distribute()]
             elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
-                commands += [*self._cancel(topology, handover.batch, f"{_obstacle(handover)} within {limit:g} s"),
+                reason = f"{_obstacle(handover, self._stopped(topology))} within {limit:g} s"
+                commands += [*self._cancel(topology, handover.batch, reason),
                              self._master.distribute()]
             else:
                 commands += self._advance(topology)
@@ -266,6 +275,12 @@ class HandoverControl:
         return [Say(f"the hand-over of {_moves_text(ended)} ends with a roll-back", topology.graph.name, "warning", why,
                     tasks_in(ended)), *ends]
 
+    def ended(self, topology: TopologyState, how: str) -> list[Command]:
+        """The records of the moves that are under way in a topology that ends."""
+        batch = topology.handover.batch
+        taken, cut_short = [moving for moving in batch if moving.taken], [moving for moving in batch if not moving.taken]
+        return [*self._migrated(topology, taken), *self._migrated(topology, cut_short, CANCELLED, f"the topology ended: {how}")]
+
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _begin(self, topology: TopologyState) -> list[Command]:
@@ -321,9 +336,20 @@ class HandoverControl:
             waves.held = waves.held or handover.phase == ARM
             if not waves.held or waves.phase != IDLE:  # a wave is under way
                 return rebased
-        if any(moving.armed < handover.base[0] for moving in handover.batch):
+        if any(moving.armed < handover.base[0] for moving in handover.batch) or self._stopped(topology):
             return rebased
         return self._switch(topology)
+
+    def _stopped(self, topology: TopologyState) -> str:
+        """The call because of which the batch could not switch now; empty if all tasks that must work for it can."""
+        name, now = topology.graph.name, self.now
+        workers = {slot: worker for slot, worker in self._master.workers.items() if worker.long_calls or worker.silent(now)}
+        if not workers:
+            return ""
+        calls = [call for moving in topology.handover.batch if not moving.taken
+                 for slot, tasks in moving.involved(topology.graph, topology.places).items()
+                 if slot in workers and (call := workers[slot].stops(name, tasks, now)) is not None]
+        return str(max(calls, key=lambda call: call.seconds)) if calls else ""
 
     def _rebase(self, topology: TopologyState) -> list[Command]:
         """Let the new incarnations copy the last committed wave: earlier ones may be deleted."""
@@ -351,8 +377,14 @@ class HandoverControl:
         return [self._master.distribute()]
 
     def _switch_too_long(self, topology: TopologyState) -> list[Command]:
+        """Give up what has not switched in time. Time in which some task is in a long call does not count: user code may be
+        slow, and no worker is lost."""
         handover, limit = topology.handover, HANDOVER_SWITCH_LIMIT.of(topology.graph.config)
-        if self.now - handover.since <= limit:
+        if reason := self._stopped(topology):
+            first, handover.stopped_at = handover.stopped_at < handover.since, self.now
+            text = f"the hand-over of {_moves_text(handover.batch)} waits: {reason}"
+            return [Say(text, topology.graph.name, "warning", reason, tasks_in(handover.batch))] if first else []
+        if self.now - max(handover.since, handover.stopped_at) <= limit:
             return []
         return self._give_up(topology, [moving for moving in handover.batch if not moving.taken],
                              f"it took longer than {HANDOVER_SWITCH_LIMIT.key} = {limit:g}")
@@ -428,12 +460,14 @@ def _in_place(topology: TopologyState, moving: Moving) -> bool:
     return places.get(moving.task) == (moving.new if topology.handover.phase == SWITCH else moving.old)
 
 
-def _obstacle(handover: Handover) -> str:
-    """The reason why a batch has not switched."""
+def _obstacle(handover: Handover, stopped: str) -> str:
+    """The reason why a batch has not switched. `stopped`: the call that some task is in."""
     late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
     trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
     named = tasks_named([moving.task for moving in late])
-    return f"{named} could not be prepared{trouble}" if late else "no wave was committed"
+    if late:
+        return f"{named} could not be prepared{trouble}"
+    return f"{stopped}, so no switch could begin" if stopped else "no wave was committed"
 
 
 def tasks_of(topology: TopologyState, owners: Mapping[GroupId, int]) -> tuple[TaskId, ...]:

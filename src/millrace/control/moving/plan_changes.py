@@ -143,12 +143,15 @@ class PlanChanges:
                 continue
             cause = Cause(SCHEDULER, f"decision {event.decision}, {event.reason}" if event.decision else event.reason)
             commands += self._handovers.overtake(topology, plan)
-            groups = {(move.component, move.key_group): move.new for move in Plan.diff(topology.plan, plan).key_groups}
+            moving_tasks, moving_groups = topology.handover.under_way(plan)
+            groups = {(move.component, move.key_group): move.new for move in Plan.diff(topology.plan, plan).key_groups
+                      if (move.component, move.key_group) not in moving_groups}
             if groups:
                 commands += [Say(f"{groups_named(groups)} reassigned: {event.reason}", name, cause=str(cause),
                                  tasks=tasks_of(topology, groups)),
                              *self._handovers.regroup(topology, groups, cause)]
-            moves = {task: slot for task, slot in plan.placement.items() if topology.places[task].slot != slot}
+            moves = {task: slot for task, slot in plan.placement.items()
+                     if topology.places[task].slot != slot and task not in moving_tasks}
             if moves:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
                 commands += [Say(f"{what}: {event.reason}", name, cause=str(cause), tasks=tuple(sorted(moves))),

@@ -132,8 +132,8 @@ class Channel:
     """The sending end. `full` when `window` chunks or `allowance` tuples are unconsumed: the task then waits before it runs
     again. The receiver sets the allowance, and the tuples of a `chunk`, by its pace."""
 
-    __slots__ = ("_sizes", "allowance", "chunk", "consumed", "full", "inlet", "link", "local", "owner", "seq", "slot",
-                 "target", "target_incarnation", "target_name", "tuples", "unconsumed", "window")
+    __slots__ = ("_mark", "_marked", "_sizes", "allowance", "chunk", "consumed", "full", "inlet", "link", "local", "owner",
+                 "seq", "slot", "target", "target_incarnation", "target_name", "tuples", "unconsumed", "window")
 
     def __init__(self, owner: ChannelOwner, target: int, target_incarnation: int, target_name: Any, window: int,
                  allowance: int = BOUNDLESS) -> None:
@@ -141,6 +141,8 @@ class Channel:
         self.window, self.allowance, self.chunk = window, allowance, allowance // CALLS
         self.seq = self.consumed = self.tuples = self.unconsumed = 0
         self._sizes: deque[int] = deque()  # of the unconsumed chunks
+        self._mark: wire.HandoverMark | None = None  # the last one sent
+        self._marked = 0  # the number of the next chunk when it was sent
         self.link: Link | None = None
         self.slot: int | None = None
         self.local: Receiver | None = None
@@ -194,6 +196,17 @@ class Channel:
             self._hand_over(0, mark, 0, form, 0, UNTRACKED)
         else:
             self._send(0, wire.encode(mark), 0, form, 0, UNTRACKED)
+            if isinstance(mark, wire.HandoverMark):
+                self._mark, self._marked = mark, self.seq
+
+    def probe(self) -> None:
+        """Ask the receiver on another worker whether chunks were lost, if the channel is full or the receiver may not have had
+        the last hand-over mark. A mark that nothing was sent after goes with it: nothing but the mark has to be sent again."""
+        owner = self.owner
+        if self.link is not None and (self.full or self.consumed < self._marked):
+            self.link.send([wire.encode(wire.Probe(
+                owner.worker.slot, owner.worker.generation, owner.topology.number, owner.number, owner.incarnation, self.target,
+                self.target_incarnation, self.seq, self._mark if self._marked == self.seq else None))])
 
     def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage, lane: int = 0) -> None:
         assert self.local is not None and self.inlet is not None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.api.bolt import Bolt
 from millrace.config import CHANNEL_SECONDS, MESSAGE_TIMEOUT
 from millrace.model.graph import TaskId
-from millrace.runtime.flow.channel import Channel, Delivery
+from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.flow.pace import Pace
 from millrace.runtime.tasks.chunk_views import ChunkReader
@@ -167,9 +167,6 @@ class BoltTask(Task):
 
     def due_in(self) -> dict[str, float]:
         return self.due.due_in()
-
-    def awaits_end(self, channel: Channel) -> bool:
-        return super().awaits_end(channel) or any(departing.unseen(channel) for departing in self.group_departures.values())
 
     def arrival_of(self, move: int) -> Arrival | GroupArrival | None:
         return self.group_arrivals.get(move) or super().arrival_of(move)

@@ -43,6 +43,7 @@ class Inbox:
         self.succession = Succession()
         self.moved: dict[int, set[Incarnation]] = {}  # by move: senders that send nothing more of what moves
         self.taken_lanes: set[int] = set()  # moves of key groups that this task has taken over
+        self._past = 0  # moves with a lower number have ended
         self._lanes: dict[int, deque[Delivery]] = {}  # input for key groups whose state has not come yet, by move
         self.early = False  # the task has not taken over yet: input waits, and is credited all the same
         self._early_tuples = self._early_bytes = 0
@@ -54,7 +55,7 @@ class Inbox:
         delivery.arrived = self._worker.clock.now()
         if self.succession.held and self.succession.holds(delivery):
             return
-        if delivery.lane and delivery.lane not in self.taken_lanes:
+        if delivery.lane and delivery.lane not in self.taken_lanes and delivery.lane >= self._past:
             self._lanes.setdefault(delivery.lane, deque()).append(delivery)
             self._credit_early(delivery)
             return
@@ -166,14 +167,21 @@ class Inbox:
         elif mark.kind == wire.END:
             self.end(inlet, mark.move)
         else:
-            self.moved.setdefault(mark.move, set()).add((inlet.source, inlet.incarnation))
+            if mark.move >= self._past:
+                self.moved.setdefault(mark.move, set()).add((inlet.source, inlet.incarnation))
             if (departure := self._task.group_departures.get(mark.move)) is not None:
                 departure.check()
         self._worker.ready(self._task)
 
     def end(self, inlet: Inlet, move: int) -> None:
         """The sender will send nothing more of what moves: what its successor has sent is due."""
-        self._deliver_all(self.succession.end(inlet, move))
+        self._deliver_all(self.succession.end(inlet, move, self._past))
+
+    def forget_moves(self, past: int) -> None:
+        """Forget moves with a lower number, which have ended: their lanes, if any, were taken over."""
+        self._past = past
+        self.taken_lanes = {move for move in self.taken_lanes if move >= past}
+        self.moved = {move: senders for move, senders in self.moved.items() if move >= past}
 
     def cut(self, move: int) -> None:
         """Queue the cut of key groups behind all input."""

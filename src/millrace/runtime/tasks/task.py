@@ -75,7 +75,7 @@ class Task:
         self.waves = TaskWaves(self)
         self.arrival: Arrival | None = None  # it takes over from an incarnation elsewhere
         self.departure: Departure | None = None  # an incarnation elsewhere takes over
-        self.cuts: set[int] = set()  # moves for which it has marked its channels
+        self.cuts: dict[int, Channel] = {}  # by move: the channel that it has marked, which may be in use no more
         self.unwired = False  # it gets the channels of the current plan when its code has returned
         self.size_chunks()
 
@@ -150,9 +150,12 @@ class Task:
         """True if nothing is left to do before the task is handed over. `awaited`: senders whose marks must have come."""
         raise NotImplementedError
 
-    def awaits_end(self, channel: Channel) -> bool:
-        """True if the receiver of this channel may not have had the end that was sent there."""
-        return self.departure is not None and self.departure.frozen and channel.consumed < channel.seq
+    def channel_to(self, target: int, incarnation: int) -> Channel | None:
+        """The channel to this incarnation of a task: one in use, or one that was cut by a move."""
+        channel = self.channels.get(target)
+        if channel is not None and channel.target_incarnation == incarnation:
+            return channel
+        return next((cut for cut in self.cuts.values() if (cut.target, cut.target_incarnation) == (target, incarnation)), None)
 
     def arrival_of(self, move: int) -> Any:
         """The receiver of the state that comes with this move; None if the task takes part in no such move."""

@@ -97,8 +97,8 @@ class Verdicts(Message, tag=6):
 
 
 class Probe(Message, tag=7):
-    """Asks the receiver of a full channel which of the `seq` chunks sent have arrived. It follows them on the same connection,
-    so chunks missing by then are lost. The answer is a credit."""
+    """Asks the receiver of a channel which of the `seq` chunks sent have arrived. It follows them on the same connection, so
+    chunks missing by then are lost. The answer is a credit. `mark`: the last of them, if it is one of a hand-over."""
 
     topology: int
     source: int
@@ -106,6 +106,7 @@ class Probe(Message, tag=7):
     target: int
     target_incarnation: int
     seq: int
+    mark: HandoverMark | None = None
 
 
 class LedgerHandover(Message, tag=8):

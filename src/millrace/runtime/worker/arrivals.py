@@ -14,7 +14,7 @@ from typing import Any
 from millrace.control.assignment import Assignment
 from millrace.errors import UnknownName
 from millrace.runtime.clock import Clock
-from millrace.runtime.flow.channel import Delivery, Inlet, Lineage
+from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet, Lineage
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
@@ -150,7 +150,7 @@ class Arrivals:
         return self._generations.get(slot, 0)
 
     def _on_probe(self, probe: wire.Probe) -> None:
-        """Answer the sender of a full channel that asks whether chunks were lost."""
+        """Answer the sender of a channel that asks whether chunks were lost."""
         run = self._topologies.get(probe.topology)
         task = run.find(probe.target, probe.target_incarnation) if run is not None else None
         if not isinstance(task, BoltTask):
@@ -163,6 +163,9 @@ class Arrivals:
             return
         if forgotten:  # it was, because it had sent its end
             inlet.next_seq = inlet.consumed = max(inlet.consumed, probe.seq)
+        elif probe.mark is not None and inlet.next_seq == probe.seq - 1:  # the mark alone was lost
+            inlet.next_seq = probe.seq
+            task.deliver(Delivery(inlet, 0, probe.mark, 0, wire.HANDOVER, True, 0, UNTRACKED))
         else:
             _skip(task, inlet, probe.seq)
         task.worker.credit(task, inlet)
@@ -171,8 +174,8 @@ class Arrivals:
                    consumed: int, allowance: int, chunk: int) -> None:
         run = self._topologies.get(topology)
         task = run.find(source, source_incarnation) if run is not None else None
-        channel = task.channels.get(target) if task is not None else None
-        if channel is not None and channel.target_incarnation == incarnation and channel.slot is not None:
+        channel = task.channel_to(target, incarnation) if task is not None else None
+        if channel is not None and channel.slot is not None:
             channel.credit(consumed, max(1, allowance), max(1, chunk))
 
     def _on_tracking(self, message: Any, since: float) -> None:

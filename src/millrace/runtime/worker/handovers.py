@@ -27,6 +27,8 @@ class Handovers:
     def __init__(self, run: TopologyRun, end: Callable[[Task], None]) -> None:
         self._run, self._end = run, end
         self.moves: list[Move] = []
+        self.past = 0  # moves with a lower number have ended
+        self._highest = 0  # number of a move, as known here
         self._leaving: list[Task] = []
         self._arriving: list[Task] = []  # that have not switched; then they are tasks like others
 
@@ -51,6 +53,7 @@ class Handovers:
     def update(self, moves: list[Move]) -> None:
         """Take the moves of a new plan. Tasks end that have handed over, and those whose move was cancelled."""
         self.moves = moves
+        self._forget_past()
         whole = [move for move in moves if not move.groups]
         by_new = {(move.task, move.new.incarnation): move for move in whole}
         self._leaving = self._still(self._leaving, {(move.task, move.old.incarnation): move for move in whole})
@@ -60,6 +63,16 @@ class Handovers:
                 task.arrival.update(move)
             if isinstance(task, BoltTask) and (task.group_arrivals or task.group_departures):
                 self._update_groups(task)
+
+    def _forget_past(self) -> None:
+        """Forget what tasks remember of moves that have ended: no plan will name them again."""
+        numbers = [move.number for move in self.moves]
+        self.past = min(numbers, default=self._highest + 1)
+        self._highest = max(self._highest, *numbers, 0)
+        for task in self._run.everyone():
+            task.cuts = {number: channel for number, channel in task.cuts.items() if number >= self.past}
+            if isinstance(task, BoltTask):
+                task.inbox.forget_moves(self.past)
 
     def _update_groups(self, task: BoltTask) -> None:
         moves = {move.number: move for move in self.moves}
@@ -146,7 +159,7 @@ class Handovers:
             task.send_waiting()
             for number, channel in cuts:
                 channel.send_mark(wire.HandoverMark(wire.MOVE, number))
-                task.cuts.add(number)
+                task.cuts[number] = channel
 
     def lanes(self, component: str) -> list[Move]:
         """The moves of key groups of this component whose state is on its way."""

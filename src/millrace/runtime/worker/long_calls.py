@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from types import FrameType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from millrace.api.component import Component
 from millrace.control.workers import LongCall
@@ -20,31 +20,43 @@ from millrace.model.graph import TaskId
 REPORTED_SECONDS = 2.0  # shorter calls are not worth a look
 
 
+class RunningJob(NamedTuple):
+    """A job on a thread of its own. `task`: None unless it is user code. `since`: time of its start."""
+
+    name: str
+    topology: str
+    task: TaskId | None
+    thread: int
+    since: float
+
+
 class Jobs(Protocol):
-    def running(self) -> Iterable[tuple[str, bool, int, float]]:
-        """(name, of user code, thread, time of its start) of the jobs that are being run."""
+    def running(self) -> Iterable[RunningJob]:
+        """The jobs that are being run."""
 
 
 class LongCalls:
     """Made on the thread of the loop. `turned`: the time of the loop's last turn. `began`: when the last task got its turn in
     it. A turn of the loop may be long because there are many tasks."""
 
-    def __init__(self, jobs: Jobs, began: Callable[[], float]) -> None:
-        self._jobs, self._began, self._loop = jobs, began, threading.get_ident()
-        self.turned = time.monotonic()
+    def __init__(self, jobs: Jobs, began: Callable[[], float], now: Callable[[], float] = time.monotonic) -> None:
+        self._jobs, self._began, self._now, self._loop = jobs, began, now, threading.get_ident()
+        self.turned = now()
 
     def loop_seconds(self) -> float:
         """Seconds since the loop's last turn."""
-        return time.monotonic() - self.turned
+        return self._now() - self.turned
 
     def seen(self) -> list[LongCall]:
         """The calls that have not returned for a while, the longest first."""
-        calls, now = [], time.monotonic()
+        calls, now = [], self._now()
         if (seconds := now - max(self.turned, self._began())) >= REPORTED_SECONDS:
-            calls.append(LongCall(running_code(self._loop) or "the worker's loop", seconds))
-        for name, of_user, thread, since in self._jobs.running():
-            if now - since >= REPORTED_SECONDS:
-                calls.append(LongCall((running_code(thread) if of_user else "") or name, now - since, of_user))
+            calls.append(LongCall(running_code(self._loop) or "the worker's loop", seconds, on_loop=True))
+        for job in self._jobs.running():
+            if now - job.since >= REPORTED_SECONDS:
+                of_user = job.task is not None
+                calls.append(LongCall((running_code(job.thread) if of_user else "") or job.name, now - job.since, of_user,
+                                      job.topology, job.task))
         return sorted(calls, key=lambda call: -call.seconds)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from millrace.errors import ThreadDied
 from millrace.runtime.tasks.checkpointing.snapshots import StoreThread
 from millrace.runtime.tasks.user_errors import describe
+from millrace.runtime.worker.long_calls import RunningJob
 
 CLOSE_SECONDS = 2.0
 Job = tuple[Callable[[], None], Callable[[], None]]
@@ -56,10 +57,9 @@ class TaskThreads:
         while not self._done.empty():
             self._done.get()()
 
-    def running(self) -> list[tuple[str, bool, int, float]]:
-        """(name, of user code, thread, time of its start) of the jobs that are being run. From any thread."""
-        return [(str(key.name), not isinstance(key, StoreThread), thread, since)
-                for key, (thread, since) in self._running.copy().items()]
+    def running(self) -> list[RunningJob]:
+        """The jobs that are being run. From any thread."""
+        return [job_of(key, thread, since) for key, (thread, since) in self._running.copy().items()]
 
     def _serve(self, key: Any, queue: SimpleQueue[Job | None]) -> None:
         thread = threading.get_ident()
@@ -96,3 +96,10 @@ class TaskThreads:
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         # The pipe stays open: a thread that is still in user code will write to it once more.
+
+
+def job_of(key: Any, thread: int, since: float) -> RunningJob:
+    """A job of this key, which is a task or a thread of the store."""
+    if isinstance(key, StoreThread):
+        return RunningJob(key.name, "", None, thread, since)
+    return RunningJob(str(key.name), key.topology.graph.name, key.name, thread, since)

@@ -35,7 +35,7 @@ from millrace.runtime.worker.timers import Timers
 from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.runtime.worker.wiring import LinkWiring
 
-PROBE_SECONDS = 1.0  # between probes of full channels for lost chunks
+PROBE_SECONDS = 1.0  # between probes of channels for lost chunks
 CHECK_SECONDS = 0.1  # between checks for overdue roots, unacked chunks and drained tasks
 
 
@@ -374,14 +374,8 @@ class Worker:
                 self._report_broken(run)
             run.handovers.tell_again()
             for task in run.everyone():
-                self._probe_channels(task)
-
-    def _probe_channels(self, task: Task) -> None:
-        for channel in task.channels.values():
-            if channel.link is not None and (channel.full or task.awaits_end(channel)):
-                channel.link.send([wire.encode(wire.Probe(
-                    self.slot, self.generation, task.topology.number, task.number, task.incarnation, channel.target,
-                    channel.target_incarnation, channel.seq))])
+                for channel in dict.fromkeys((*task.channels.values(), *task.cuts.values())):
+                    channel.probe()
 
     # -- reports and end -----------------------------------------------------------------------------------------------
 

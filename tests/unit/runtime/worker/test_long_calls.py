@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from millrace.api.bolt import Bolt
 from millrace.api.tuple import Tuple
+from millrace.control.workers import LongCall
 from millrace.model.graph import TaskId
 from millrace.runtime.clock import ManualClock
 from millrace.runtime.tasks.checkpointing.snapshots import STORE_THREADS
+from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker import long_calls
 from millrace.runtime.worker.long_calls import LongCalls, running_code
 from millrace.runtime.worker.threads import TaskThreads
@@ -46,6 +49,7 @@ def never() -> float:
 
 class Key:
     name = TaskId("waits", 3)
+    topology = SimpleNamespace(graph=SimpleNamespace(name="test"))
 
 
 @pytest.fixture
@@ -75,10 +79,18 @@ def test_the_call_of_a_blocking_task_is_seen_until_it_returns(bolt: Waits) -> No
     assert bolt.entered.wait(LIMIT_SECONDS)
     [call] = [call for call in calls.seen() if call.what != "the worker's loop"]
     assert call.what.startswith("process of Waits[3] of 'test' (") and call.of_user
+    assert (call.topology, call.task, call.on_loop) == ("test", TaskId("waits", 3), False)
     bolt.may_return.set()
     assert returned.wait(LIMIT_SECONDS)
     threads.close()
-    assert [call.what for call in calls.seen()] == ["the worker's loop"]
+    assert [(call.what, call.task, call.on_loop) for call in calls.seen()] == [("the worker's loop", None, True)]
+
+
+def test_heartbeats_name_the_task() -> None:
+    calls = [LongCall("process", 3.0, True, "words", TaskId("count", 1)), LongCall("the worker's loop", 2.5, on_loop=True)]
+    heartbeat = wire.decode_control(wire.encode(wire.Heartbeat(0, 1, 2, calls)))
+    assert isinstance(heartbeat, wire.Heartbeat) and heartbeat.long_calls == calls
+    assert isinstance(heartbeat.long_calls[0].task, TaskId)
 
 
 def test_a_call_of_the_store_is_not_user_code(bolt: Waits) -> None:

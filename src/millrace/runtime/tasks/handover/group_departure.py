@@ -48,13 +48,10 @@ class GroupDeparture:
 
     @property
     def over(self) -> bool:
-        """True if every receiver has had its end. Until then channels are probed, because the end may be lost."""
+        """True if every receiver has had its end."""
         late = self._task.worker.clock.now() >= self._ends_at
-        return late or (bool(self._ends) and not any(map(self.unseen, self._task.channels.values())))
-
-    def unseen(self, channel: Channel) -> bool:
-        """True if the receiver may not have had the end in this channel."""
-        return channel.consumed < self._ends.get(channel, 0)
+        return late or (bool(self._ends) and all(channel.consumed >= self._ends.get(channel, 0)
+                                                 for channel in self._task.channels.values()))
 
     def hand_over(self) -> None:
         """Everything before the cut is processed. Runs on the loop."""

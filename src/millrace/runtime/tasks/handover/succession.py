@@ -27,6 +27,7 @@ class Succession:
     def __init__(self) -> None:
         self.held: dict[Incarnation, Held] = {}
         self._ended: set[EndedSender] = set()  # whose successors have not started yet
+        self._all_ended: dict[int, tuple[int, int]] = {}  # by task: everything before this incarnation and move has ended
 
     def holds(self, delivery: Delivery) -> bool:
         """Keep the delivery back if its sender has to wait."""
@@ -41,17 +42,25 @@ class Succession:
         before = mark.task, mark.incarnation, mark.move
         if before in self._ended:
             self._ended.discard(before)
-        else:
+        elif before[1:] >= self._all_ended.get(mark.task, (0, 0)):
             self.held[inlet.source, inlet.incarnation] = Held(before, (mark.slot, mark.generation))
 
-    def end(self, inlet: Inlet, move: int) -> deque[Delivery]:
-        """The old sender will send nothing more of what moves. Returns the input that waited for this."""
+    def end(self, inlet: Inlet, move: int, past: int) -> deque[Delivery]:
+        """The old sender will send nothing more of what moves. Returns the input that waited for this. `past`: moves with a
+        lower number have ended."""
         sender = inlet.source, inlet.incarnation, move
+        self._forget_ended(inlet.source, (inlet.incarnation, past if move >= past else 0))
         successor = next((key for key, held in self.held.items() if held.after == sender), None)
         if successor is None:
             self._ended.add(sender)
             return deque()
         return self.held.pop(successor).deliveries
+
+    def _forget_ended(self, task: int, before: tuple[int, int]) -> None:
+        """Remember all ends of a task before this incarnation and move together. They have come, because a channel keeps the
+        order, but their successors may never start here: their START was lost, or they started before this task did."""
+        self._all_ended[task] = max(before, self._all_ended.get(task, before))
+        self._ended = {ended for ended in self._ended if ended[0] != task or ended[1:] >= before}
 
     def end_of(self, sender: Incarnation) -> list[deque[Delivery]]:
         """Returns the input that waited for any end of this sender, a queue for each."""
