@@ -31,6 +31,7 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.testing.reference import run_reference
 from millrace.workloads import audit, logstream, throughput, topn, wordcount
+from millrace.workloads.dataflows import topologies as dataflows
 from support.processes.forked import ForkedCluster
 from support.processes.shared_spark import stop_shared_session
 from support.suites.kept_state import own_of, positions_of, state_of
@@ -114,6 +115,7 @@ def recorded(graph: TopologyGraph) -> TopologyGraph:
 
 LINES = {"limit": 700, "words": 400}
 ARROW = {**LINES, "batch": 60}
+EVENTS = {"limit": 100, "rate": 0.0, "task_seconds": 0.0}
 WINDOW = {"window": 100_000, "topology.tick.tuple.freq.secs": 0.1}
 CASES = {
     "WordCount": Case(wordcount.WordCount, LINES),
@@ -131,6 +133,9 @@ CASES = {
                                 own=lambda own: np.sum(own["counter"], axis=0).tolist()),
     "TopN": Case(topn.TopN, {**LINES, **WINDOW}, own=counts_of_windows),
     "WideTopN": Case(topn.WideTopN, {**LINES, **WINDOW}, own=counts_of_windows),
+    "AuditedWideTopN": Case(topn.AuditedWideTopN, LINES),
+    "Grid": Case(dataflows.Grid, EVENTS, own=lambda own: {task: sum(own[task]) for task in own}),
+    "KeyedStar": Case(dataflows.KeyedStar, {**EVENTS, "keys": 30}),
     "Streams": Case(engine_parts.Streams, {"limit": 500}),
     "Groupings": Case(engine_parts.Groupings, {"limit": 500}),
     "Letters": Case(engine_parts.Letters, {"limit": 500}, without_the_task),

@@ -10,7 +10,7 @@ import struct
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -169,17 +169,26 @@ def audit(directory: str | Path, expected: Mapping[int, int], words_per_line: in
     """
     if not 0 < words_per_line <= WORDS_PER_LINE:
         raise ValueError(f"words_per_line is {words_per_line}; the lines of the stream have {WORDS_PER_LINE} words")
-    parallelism = parallelism or len(expected)
+    tasks = parallelism or len(expected)
     truth = np.array([[zlib.crc32(word.encode()) for word in line] for line in table_words(seed, words, zipf)], "<u4")
-    seen = {task: np.zeros(positions * words_per_line, np.uint32) for task, positions in expected.items()}
+    return compare_records(directory, expected, words_per_line,
+                           lambda records: (_is_true(records, truth, words_per_line, tasks), records["index"]))
+
+
+def compare_records(directory: str | Path, expected: Mapping[int, int], per_position: int,
+                    places: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> AuditResult:
+    """Compares the records in all part files of `directory` with the truth, which has `per_position` records for each of the
+    `expected` positions. `places` returns, for an array of records, those that the truth can have, and their numbers among the
+    records of their position."""
+    seen = {task: np.zeros(positions * per_position, np.uint32) for task, positions in expected.items()}
     out = wrong = beyond = torn = 0
     for path in sorted(Path(directory).glob(f"part-*{AuditSink.suffix}")):
         torn += path.stat().st_size % RECORD.itemsize
         for records in _records(path):
+            is_true, index = places(records)
             out += len(records)
-            good = records[_is_true(records, truth, words_per_line, parallelism)]
-            wrong += len(records) - len(good)
-            beyond += _mark(good, seen, words_per_line)
+            wrong += len(records) - int(np.count_nonzero(is_true))
+            beyond += _mark(records[is_true], index[is_true], seen, per_position)
     return AuditResult(
         tuples_in=sum(len(marks) for marks in seen.values()), tuples_out=out,
         lost=sum(int(np.count_nonzero(marks == 0)) for marks in seen.values()),
@@ -200,13 +209,11 @@ def _is_true(records: np.ndarray, truth: np.ndarray, words_per_line: int, parall
     return possible & (truth[line.astype(np.int64), index] == records["crc"])
 
 
-def _mark(records: np.ndarray, seen: dict[int, np.ndarray], words_per_line: int) -> int:
+def _mark(records: np.ndarray, index: np.ndarray, seen: dict[int, np.ndarray], per_position: int) -> int:
     """Counts each record at its place in `seen`; returns the number of records without a place there."""
     placed = 0
     for task, marks in seen.items():
-        mine = records[records["task"] == task]
-        mine = mine[mine["position"] < len(marks) // words_per_line]
-        keys = mine["position"].astype(np.int64) * words_per_line + mine["index"]
-        np.add.at(marks, keys, 1)
-        placed += len(mine)
+        mine = (records["task"] == task) & (records["position"] < len(marks) // per_position)
+        np.add.at(marks, records["position"][mine].astype(np.int64) * per_position + index[mine], 1)
+        placed += int(np.count_nonzero(mine))
     return len(records) - placed

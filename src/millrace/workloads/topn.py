@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import heapq
+import tempfile
 from collections import Counter, deque
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.connectors.settings import setting
-from millrace.workloads.wordcount import Lines, Split
+from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, true_counts
+from millrace.workloads.wordcount import SEED, VOCABULARY, Lines, Split
 
 TOP = 10
 WINDOW = 10
@@ -124,3 +129,75 @@ class WideTopN(Topology):
     split = Split.spec(inputs={read: Grouping.SHUFFLE}, par=3)
     count = RollingCount.spec(inputs={split: Grouping.fields("word")}, par=3)
     merge = MergeRanks.spec(inputs={count: Grouping.GLOBAL}, par=1)
+
+
+class CountNumberedWords(Bolt):
+    """Counts words in keyed state; emits every word with its number and its new count."""
+
+    outputs: ClassVar[list[str]] = ["task", "position", "index", "word", "count"]
+    counts = CounterState()
+
+    def process(self, tup: Tuple) -> None:
+        word = tup.values.word
+        self.counts[word] = count = self.counts[word] + 1
+        self.emit((*tup.values, count))
+
+
+class MergeCounts(Bolt):
+    """Keeps the ranking of all counts that it was sent, and passes the words on. Config: `top` as for RollingCount.
+
+    A word's counts come in their order and only rise. So a word outside the ranking enters it with its newest count, and the
+    words in the ranking suffice.
+    """
+
+    outputs: ClassVar[list[str]] = ["task", "position", "index", "word"]
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        self._top: int = setting(self, storm_conf, "top", int, TOP, least=1)
+        self._best: dict[str, int] = {}
+
+    @property
+    def ranking(self) -> Ranking:
+        return ranking(self._best, self._top)
+
+    def snapshot(self) -> Any:
+        return self._best
+
+    def restore(self, snapshot: Any) -> None:
+        self._best = snapshot
+
+    def process(self, tup: Tuple) -> None:
+        task, position, index, word, count = tup.values
+        self._best[word] = count
+        if len(self._best) > self._top:
+            self._best = dict(self.ranking)
+        self.emit((task, position, index, word))
+
+
+class AuditedTopN(Topology):
+    """TopN with proof: the ranking of all words so far, and audit files in the directory `path`. The ranking of a sliding
+    window depends on the time of its ticks, this one on the input alone. 1 + 10 + 8 + 1 tasks and a sink."""
+
+    config: ClassVar[dict[str, Any]] = {"zipf": 1.0, "path": str(Path(tempfile.gettempdir()) / "millrace-topn")}
+    read = NumberedLines.spec(par=1)
+    split = SplitNumbered.spec(inputs={read: Grouping.SHUFFLE}, par=10)
+    count = CountNumberedWords.spec(inputs={split: Grouping.fields("word")}, par=8)
+    merge = MergeCounts.spec(inputs={count: Grouping.GLOBAL}, par=1)
+    sink = AuditSink.spec(inputs={merge: Grouping.LOCAL_OR_SHUFFLE}, par=1)
+
+
+class AuditedWideTopN(Topology):
+    """WideTopN with proof, as AuditedTopN: 4 + 3 + 3 + 1 tasks and a sink."""
+
+    config: ClassVar[dict[str, Any]] = AuditedTopN.config
+    read = NumberedLines.spec(par=4)
+    split = SplitNumbered.spec(inputs={read: Grouping.SHUFFLE}, par=3)
+    count = CountNumberedWords.spec(inputs={split: Grouping.fields("word")}, par=3)
+    merge = MergeCounts.spec(inputs={count: Grouping.GLOBAL}, par=1)
+    sink = AuditSink.spec(inputs={merge: Grouping.LOCAL_OR_SHUFFLE}, par=1)
+
+
+def true_ranking(expected: Mapping[int, int], top: int = TOP, *, seed: int = SEED, words: int = VOCABULARY,
+                 zipf: float = 1.0) -> Ranking:
+    """The true ranking of the words in the lines that the spouts have sent. `expected` as for `audit`."""
+    return ranking(true_counts(expected, seed=seed, words=words, zipf=zipf), top)

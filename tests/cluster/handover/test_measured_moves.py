@@ -13,13 +13,14 @@ from millrace.bench.handover.run import stored_state
 from millrace.bench.handover.sink_log import SinkLog
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import COUNTING, WatchedMove
-from millrace.bench.handover.words import NOTE_BYTES, SPOUTS, LoggedSink, ScheduledLines, WordsHandedOver
+from millrace.bench.handover.words import SPOUTS, LoggedSink, ScheduledLines, WordsHandedOver
 from millrace.control.events import Event
 from millrace.control.topology_status import RUNNING
 from millrace.errors import MillraceError
 from millrace.master.service import Master
 from millrace.testing.local_cluster import LocalCluster
 from millrace.workloads.audit import audit, true_counts
+from millrace.workloads.notes import NOTE_BYTES
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 NAME = "words"

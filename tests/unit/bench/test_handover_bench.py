@@ -31,12 +31,13 @@ from millrace.bench.handover.run import faulty_runs, lengths_for, run_handover
 from millrace.bench.handover.sink_log import WINDOW_SECONDS, GroupOfWord, SinkLog, SinkLogFile
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import WatchedMove
-from millrace.bench.handover.words import NOTE_BYTES, WORDS_PER_NOTE, NotedTally, ScheduledLines
+from millrace.bench.handover.words import NotedTally, ScheduledLines
 from millrace.cli.main import app
 from millrace.errors import MillraceError
 from millrace.model.graph import TaskId
 from millrace.testing.components import drain, start
 from millrace.workloads.audit import AuditResult
+from millrace.workloads.notes import NOTE_BYTES, TUPLES_PER_NOTE
 
 RUN = {"strategy": "handover", "moved_tasks": 1, "moved_groups": 0, "state_mb": 100, "guarantee": "exactly-once", "lost": 0,
        "repeated": 0, "replayed": 0, "longest_gap_ms": 30, "usual_gap_ms": 20, "pause_ms": 12.5, "throughput_ratio": 0.98,
@@ -126,19 +127,19 @@ def rows(number: int) -> list[Any]:
 
 def test_notes_have_the_declared_size_and_are_rewritten() -> None:
     bolt = start(NotedTally, {"notes": 20 * NOTE_BYTES, "noted_tasks": 1})
-    bolt.process_rows(rows(WORDS_PER_NOTE - 1))
+    bolt.process_rows(rows(TUPLES_PER_NOTE - 1))
     before = dict(bolt.notes)
     assert len(before) == 20 and {len(note) for note in before.values()} == {NOTE_BYTES}
-    bolt.process_rows(rows(1 + 2 * WORDS_PER_NOTE))
+    bolt.process_rows(rows(1 + 2 * TUPLES_PER_NOTE))
     assert bolt.notes.keys() == before.keys() and sum(len(note) for note in bolt.notes.values()) == 20 * NOTE_BYTES
     assert sum(bolt.notes[key] is not note for key, note in before.items()) == 3
-    assert sum(bolt.counts.values()) == len(bolt.emitted) == 3 * WORDS_PER_NOTE
+    assert sum(bolt.counts.values()) == len(bolt.emitted) == 3 * TUPLES_PER_NOTE
 
 
 def test_other_tasks_have_no_notes() -> None:
     bolt = start(NotedTally, {"notes": 20 * NOTE_BYTES, "noted_tasks": 1}, 1, 2)
-    bolt.process_rows(rows(5 * WORDS_PER_NOTE))
-    assert not bolt.notes and sum(bolt.counts.values()) == 5 * WORDS_PER_NOTE
+    bolt.process_rows(rows(5 * TUPLES_PER_NOTE))
+    assert not bolt.notes and sum(bolt.counts.values()) == 5 * TUPLES_PER_NOTE
 
 
 # -- log of the sinks --------------------------------------------------------------------------------------------------

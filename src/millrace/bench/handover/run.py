@@ -31,7 +31,7 @@ from millrace.bench.handover.figures import Case, Periods, parallelism_with, pau
 from millrace.bench.handover.sink_log import SinkLog
 from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.watched import COUNTING, WatchedMove
-from millrace.bench.handover.words import NOTE_BYTES, SPOUTS
+from millrace.bench.handover.words import SPOUTS
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
@@ -45,6 +45,7 @@ from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.state.task_state import stored_entries
 from millrace.workloads.audit import AuditResult, audit, true_counts
+from millrace.workloads.notes import NOTE_BYTES
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 MASTER, SLOTS = "local-cluster[2,3,700]", 4
