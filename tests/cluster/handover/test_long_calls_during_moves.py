@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,17 +16,11 @@ from support.cluster import wave_parts as parts
 from support.cluster.blocking_parts import Blocking
 from support.cluster.wave_runs import assert_exact, finish, start, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1200
 LIMITS: dict[str, Any] = {HANDOVER_SWITCH_LIMIT.key: 3.0, HANDOVER_PREPARE_LIMIT.key: 12.0, WAVE_TIMEOUT.key: 100.0}
 LONG = 5.0  # seconds of a call: longer than a switch may take
 TALLY = TaskId("tally", 0)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def started(topology: Any = Blocking) -> LocalCluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,9 @@ from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import counter
 from support.cluster.wave_runs import LIMIT, assert_exact, counts, finish, start, tasks, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 SENDERS = {"one": "numbers", "two": "one", "tally": "one", "ledger": "tally"}
 BUSY, SLOT = 14, 13  # workers, each with one task at most; the one that tasks move to
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def started(topology: Any) -> LocalCluster:

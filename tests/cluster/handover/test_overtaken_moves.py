@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +17,9 @@ from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.wave_runs import assert_exact, finish, start, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1200
 TALLY = TaskId("tally", 0)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def started() -> tuple[LocalCluster, TopologyState]:
