@@ -1,0 +1,96 @@
+"""Random topologies of every grouping and kind of bolt, and random plans of moves and regroups while waves run. Without a fault
+nothing is lost, repeated, replayed or reordered in any guarantee. With faults, exactly-once output and state are exact, and
+at-least-once output is never short."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from support.cluster.generated import generate
+from support.cluster.generated_parts import Holding
+from support.cluster.generated_runs import AT_LEAST, AT_MOST, EXACTLY, FAULTS, Faults, GeneratedRun
+from support.examples import examples
+
+LIMIT = 400
+PLANS = ("move", "move", "many", "regroup", "regroup", "both", "wave", "cancel")
+SEEDS = st.integers(0, 1 << 30)
+QUICK = settings(deadline=None, phases=[Phase.explicit, Phase.generate],
+                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=[2, None], ids=["paged", "plain"])
+def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State in pages, and in dicts."""
+    if request.param is not None:
+        monkeypatch.setattr("millrace.api.keyed.plain.PAGED_ABOVE", request.param)
+
+
+def run_without_faults(seed: int, guarantee: str) -> None:
+    random = Random(seed)
+    shape = generate(random, guarantee, LIMIT, without=(Holding,) if guarantee == AT_LEAST else ())  # it replays when moved
+    run = GeneratedRun(shape)
+    run.cluster.run(0.05)
+    for _ in range(random.randint(2, 8)):
+        run.act(random, random.choice(PLANS))
+        run.cluster.step(random.randrange(70))
+    run.cluster.run_until(lambda: run.state.handover.at_rest)
+    assert not (flaws := run.flaws()), (flaws, str(shape), run.cluster.said)
+    run.finish()
+    run.check_received()
+    run.check_order()
+    run.check_state()
+    if guarantee == EXACTLY:
+        run.check_visible()
+
+
+def run_with_faults(seed: int, guarantee: str) -> None:
+    random = Random(seed)
+    run = GeneratedRun(generate(random, guarantee, LIMIT))
+    faults = Faults(run, random)
+    run.cluster.run(0.05)
+    for _ in range(random.randint(2, 12)):
+        if random.random() < 0.5:
+            run.act(random, random.choice(PLANS))
+        else:
+            faults.act(random.choice(FAULTS))
+        run.cluster.step(random.choice([0, 1, 2, 5, 20, 70, 200]))
+    faults.mend()
+    run.finish()
+    if guarantee == EXACTLY:
+        run.check_visible()
+        run.check_state()
+    elif guarantee == AT_LEAST:
+        run.check_never_short()
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@settings(QUICK, max_examples=examples(3))
+@given(seed=SEEDS)
+def test_without_faults(guarantee: str, seed: int, pages: None) -> None:
+    run_without_faults(seed, guarantee)
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@settings(QUICK, max_examples=examples(3))
+@given(seed=SEEDS)
+def test_with_faults(guarantee: str, seed: int, pages: None) -> None:
+    """At most once, it runs to its end, whatever was lost."""
+    run_with_faults(seed, guarantee)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@pytest.mark.parametrize("seed", range(60))
+def test_more_without_faults(seed: int, guarantee: str, pages: None) -> None:
+    run_without_faults(seed, guarantee)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@pytest.mark.parametrize("seed", range(60))
+def test_more_with_faults(seed: int, guarantee: str, pages: None) -> None:
+    run_with_faults(seed, guarantee)
