@@ -54,9 +54,9 @@ def kind_of(frames: list[bytes]) -> str:
 class WatchedMove:
     """A cluster whose first tally, or half of its key groups, can be moved. `name`: that of the topology."""
 
-    def __init__(self, topology: Any, what: str, limit: int) -> None:
+    def __init__(self, topology: Any, what: str, limit: int, **config: Any) -> None:
         self.name, self._what, self.limit = topology.__name__.lower(), what, limit
-        self.cluster = start(topology, workers=8, limit=limit, rate=800.0)
+        self.cluster = start(topology, workers=8, limit=limit, **{"rate": 800.0, **config})
         until_wave(self.cluster, 1, self.name)
         self.state = self.cluster.master.topologies[self.name]
         self.epoch = self.state.epoch
@@ -78,6 +78,10 @@ class WatchedMove:
     @property
     def at_rest(self) -> bool:
         return bool(self.state.handover.at_rest)
+
+    def failures(self) -> list[Any]:
+        """The records of moves that were not done."""
+        return [record for record in self.cluster.migrations.past(self.name) if record["outcome"] != "done"]
 
     def until_message(self, kind: str) -> None:
         """Run until the first message of this kind is on its way, and keep it, with all behind it. One to the master is lost.
