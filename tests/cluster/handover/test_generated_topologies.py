@@ -15,7 +15,7 @@ from support.cluster.generated_parts import Holding
 from support.cluster.generated_runs import AT_LEAST, AT_MOST, EXACTLY, FAULTS, Faults, GeneratedRun
 from support.examples import examples
 
-LIMIT = 400
+LIMIT = 500
 PLANS = ("move", "move", "many", "regroup", "regroup", "both", "wave", "cancel")
 SEEDS = st.integers(0, 1 << 30)
 QUICK = settings(deadline=None, phases=[Phase.explicit, Phase.generate],
@@ -32,11 +32,11 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def run_without_faults(seed: int, guarantee: str) -> None:
     random = Random(seed)
     shape = generate(random, guarantee, LIMIT, without=(Holding,) if guarantee == AT_LEAST else ())  # it replays when moved
-    run = GeneratedRun(shape)
+    run = GeneratedRun(shape, random)
     run.cluster.run(0.05)
-    for _ in range(random.randint(2, 8)):
+    for _ in range(random.randint(4, 12)):
         run.act(random, random.choice(PLANS))
-        run.cluster.step(random.randrange(70))
+        run.cluster.step(random.randrange(40))
     run.cluster.run_until(lambda: run.state.handover.at_rest)
     assert not (flaws := run.flaws()), (flaws, str(shape), run.cluster.said)
     run.finish()
@@ -49,7 +49,7 @@ def run_without_faults(seed: int, guarantee: str) -> None:
 
 def run_with_faults(seed: int, guarantee: str) -> None:
     random = Random(seed)
-    run = GeneratedRun(generate(random, guarantee, LIMIT))
+    run = GeneratedRun(generate(random, guarantee, LIMIT), random)
     faults = Faults(run, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(2, 12)):

@@ -49,11 +49,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Shape:
-    """A generated topology; every spout emits the numbers below `limit`."""
+    """A generated topology; every spout emits the numbers below `limit`. `chunk`: tuples in a chunk."""
 
     parts: tuple[Part, ...]
     guarantee: str
     limit: int
+    chunk: int
 
     def __getitem__(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -88,8 +89,8 @@ class Shape:
             specs[part.name] = part.kind.spec(inputs=inputs, par=part.par, config=config)
         settings = {"topology.guarantee": self.guarantee, "topology.checkpoint.interval.secs": 0.15,
                     "topology.checkpoint.timeout.secs": 3.0, "topology.message.timeout.secs": 3.0,
-                    "topology.chunk.tuples": 10, "topology.tick.tuple.freq.secs": 0.02, "limit": self.limit, "rate": 1000.0,
-                    "batch": 7}
+                    "topology.chunk.tuples": self.chunk, "topology.tick.tuple.freq.secs": 0.02, "limit": self.limit,
+                    "rate": 2000.0, "batch": 7}
         return type("Generated", (Topology,), {"__module__": __name__, "config": settings, **specs})
 
     def __str__(self) -> str:
@@ -101,7 +102,7 @@ class Shape:
 def generate(random: Random, guarantee: str, limit: int, without: tuple[Any, ...] = ()) -> Shape:
     """A random topology without these kinds of bolts."""
     while True:
-        shape = Shape(tuple(_parts(random, [kind for kind in BOLTS if kind not in without])), guarantee, limit)
+        shape = Shape(tuple(_parts(random, [kind for kind in BOLTS if kind not in without])), guarantee, limit, random.choice([2, 5, 20]))
         if sum(len(copies) for copies in rows_at(shape, 0).values()) <= MOST_COPIES:
             return shape
 
@@ -181,13 +182,13 @@ def disorder(shape: Shape, received: Iterable[Received], regrouped: bool, across
     for component, index, (key, number, _, sender, stamp) in received:
         source = sender.partition("[")[0]
         grouping = groupings[source, component]
-        exact = (key, number) if grouping == "key and number" else key
-        lines["one key, sender and receiver", component, index, sender, key].append(stamp)
+        by = (key, number) if grouping == "key and number" else key
+        lines["one key, sender and receiver", component, index, sender, by].append(stamp)
         if across and grouping in BY_FIELDS:
-            lines["one key and sender", component, sender, exact].append(stamp)
+            lines["one key and sender", component, sender, by].append(stamp)
         if grouping not in BY_FIELDS or not regrouped:
             lines["sender and receiver", component, index, sender].append(stamp)
         if shape[source].keyed:
-            lines["one key and receiver of keyed senders", component, index, source, key].append(stamp)
+            lines["one key and receiver of keyed senders", component, index, source, by].append(stamp)
     return [f"{line}: {before} before {after}" for line, stamps in lines.items() for before, after in pairwise(stamps)
             if after < before]

@@ -10,9 +10,9 @@ from typing import Any
 from millrace.control.events import Regrouped, WaveRequested, Withdrawn
 from millrace.control.plan_changes import CANCELLED_BY_PERSON
 from millrace.errors import StoreUnreachable, TopologyError
-from millrace.testing.local_cluster import LocalCluster
 from support.cluster import generated_parts as parts
 from support.cluster.generated import KEYED, Shape, disorder, rows_of, truth
+from support.cluster.slow_cluster import SlowCluster
 from support.cluster.wave_runs import tasks, until_wave
 from support.suites.kept_state import state_of
 
@@ -26,12 +26,12 @@ States = dict[str, dict[str, dict[Any, Any]]]  # by component, state and key
 
 
 class GeneratedRun:
-    """A cluster that runs a generated topology."""
+    """A slow cluster that runs a generated topology."""
 
-    def __init__(self, shape: Shape, workers: int = 3) -> None:
+    def __init__(self, shape: Shape, random: Random, workers: int = 5) -> None:
         parts.forget()
         self.shape = shape
-        self.cluster = LocalCluster(workers, nodes=workers)
+        self.cluster = SlowCluster(workers, random)
         parts.Source.clock = parts.SourceArrow.clock = staticmethod(self.cluster.clock.now)
         self.graph = self.cluster.submit(shape.topology())
         self.regrouped = False
@@ -92,16 +92,16 @@ class GeneratedRun:
         self.cluster.run_until(self.sent)
         if self.shape.guarantee == EXACTLY:
             until_wave(self.cluster, 1, NAME)  # by then the master has noticed every lost worker
-            self.cluster.run_until(self.sent)
-            self.cluster.run(0.3)  # the last batches, by ticks
-            self.cluster.run_until(self.sent)
-            self.live = self.live_states()
+        self.cluster.run_until(lambda: self.sent() and self.state.handover.at_rest)
+        received = -1
+        while received < len(parts.RECEIVED):
+            received = len(parts.RECEIVED)
+            self.cluster.run(0.3)  # longer than anything waits for a tick or a message
+        self.cluster.run_until(self.sent)
+        self.live = self.live_states()
+        if self.shape.guarantee == EXACTLY:
             self.cluster.stop(NAME, wait=100)
             self.cluster.run_until(lambda: NAME not in self.cluster.master.topologies)
-        else:
-            self.cluster.run(0.3)  # the last batches and acks by ticks, and what nobody acks
-            self.cluster.run_until(lambda: self.state.handover.at_rest)
-            self.live = self.live_states()
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ def _lasting(states: dict[str, dict[Any, Any]]) -> dict[str, dict[Any, Any]]:
 
 
 FAULTS = ("kill", "kill unnoticed", "start", "stand still", "go on", "deaf", "hear", "store fails", "store hangs",
-          "store works", "messages lost", "messages twice", "messages late")
+          "store works", "messages lost", "messages twice")
 
 
 class Faults:
@@ -203,8 +203,7 @@ class Faults:
     def __init__(self, run: GeneratedRun, random: Random) -> None:
         self.cluster, self._random = run.cluster, random
         self._slots = sorted(run.cluster.workers)
-        self._chance = {"lost": 0.0, "twice": 0.0, "late": 0.0}  # of a message between workers
-        self._late: dict[tuple[int, Any], list[list[bytes]]] = {}
+        self._chance = {"lost": 0.0, "twice": 0.0}  # of a message between workers
         self._post = self.cluster.post
         self.cluster.post = self._unreliable  # type: ignore[method-assign]
 
@@ -215,13 +214,13 @@ class Faults:
         elif fault == "start" and slot not in cluster.workers:
             cluster.start(slot)
         elif fault == "stand still" and slot in cluster.workers:
-            cluster.holding.add(slot)
+            cluster.still.add(slot)
         elif fault == "go on":
-            cluster.holding.discard(slot)
-        elif fault == "deaf" and slot in cluster.workers:
-            cluster.deaf.add(slot)
-        elif fault == "hear" and slot in cluster.deaf & cluster.workers.keys():
-            cluster.hear(slot)
+            cluster.still.discard(slot)
+        elif fault == "deaf":
+            cluster.cut_off.add(slot)
+        elif fault == "hear":
+            cluster.cut_off.discard(slot)
         elif fault.startswith("store"):
             cluster.store_hangs = fault == "store hangs"
             cluster.store.broken = StoreUnreachable("the test's store is away") if fault == "store fails" else None
@@ -231,30 +230,18 @@ class Faults:
             self._chance[fault.split()[1]] = 0.0
 
     def _unreliable(self, sender: int, address: Any, frames: list[bytes]) -> None:
-        """Lose, repeat or delay messages. Those of two workers stay in order, as in a connection."""
-        draw, chance, pair = self._random.random, self._chance, (sender, address)
+        draw, chance = self._random.random, self._chance
         if chance["lost"] and draw() < chance["lost"]:
-            return
-        late = self._late.get(pair)
-        if late is not None or (chance["late"] and draw() < chance["late"]):
-            self._late.setdefault(pair, []).append(frames)
-            if not chance["late"]:
-                for each in self._late.pop(pair):
-                    self._post(sender, address, each)
             return
         for _ in range(2 if chance["twice"] and draw() < chance["twice"] else 1):
             self._post(sender, address, list(frames))
 
     def mend(self) -> None:
         cluster = self.cluster
-        cluster.holding.clear()
+        cluster.still.clear()
+        cluster.cut_off.clear()
         cluster.store_hangs, cluster.store.broken = False, None
         cluster.post = self._post  # type: ignore[method-assign]
-        for (sender, address), messages in self._late.items():
-            for frames in messages:
-                self._post(sender, address, frames)
         for slot in self._slots:
             if slot not in cluster.workers:
                 cluster.start(slot)
-            if slot in cluster.deaf:
-                cluster.hear(slot)
