@@ -4,6 +4,7 @@ at-least-once output is never short."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -49,7 +50,7 @@ def run_without_faults(seed: int, guarantee: str) -> None:
 
 def run_with_faults(seed: int, guarantee: str) -> None:
     random = Random(seed)
-    run = GeneratedRun(generate(random, guarantee, LIMIT), random)
+    run = GeneratedRun(replace(generate(random, guarantee, LIMIT), timeout=3.0), random)
     faults = Faults(run, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(2, 12)):

@@ -49,12 +49,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Shape:
-    """A generated topology; every spout emits the numbers below `limit`. `chunk`: tuples in a chunk."""
+    """A generated topology; every spout emits the numbers below `limit`. `chunk`: tuples in a chunk; `timeout`: seconds until
+    a tuple that is not acked is replayed."""
 
     parts: tuple[Part, ...]
     guarantee: str
     limit: int
     chunk: int
+    timeout: float = 30.0
 
     def __getitem__(self, name: str) -> Part:
         return next(part for part in self.parts if part.name == name)
@@ -88,7 +90,8 @@ class Shape:
                       for source, grouping in part.inputs}
             specs[part.name] = part.kind.spec(inputs=inputs, par=part.par, config=config)
         settings = {"topology.guarantee": self.guarantee, "topology.checkpoint.interval.secs": 0.15,
-                    "topology.checkpoint.timeout.secs": 3.0, "topology.message.timeout.secs": 3.0,
+                    "topology.checkpoint.timeout.secs": 3.0, "topology.message.timeout.secs": self.timeout,
+                    "topology.channel.window": 16,
                     "topology.chunk.tuples": self.chunk, "topology.tick.tuple.freq.secs": 0.02, "limit": self.limit,
                     "rate": 2000.0, "batch": 7}
         return type("Generated", (Topology,), {"__module__": __name__, "config": settings, **specs})
@@ -102,7 +105,8 @@ class Shape:
 def generate(random: Random, guarantee: str, limit: int, without: tuple[Any, ...] = ()) -> Shape:
     """A random topology without these kinds of bolts."""
     while True:
-        shape = Shape(tuple(_parts(random, [kind for kind in BOLTS if kind not in without])), guarantee, limit, random.choice([2, 5, 20]))
+        made = tuple(_parts(random, [kind for kind in BOLTS if kind not in without]))
+        shape = Shape(made, guarantee, limit, random.choice([2, 5, 20]))
         if sum(len(copies) for copies in rows_at(shape, 0).values()) <= MOST_COPIES:
             return shape
 
