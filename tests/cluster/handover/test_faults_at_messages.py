@@ -17,6 +17,7 @@ from support.cluster.wave_runs import assert_exact, finish, finish_at_least
 LIMIT = 600
 MESSAGES = {TASK: (watched.ARMED, watched.MOVE, watched.STATE, watched.END, watched.START, watched.TAKEN)}
 MESSAGES[GROUPS] = (*MESSAGES[TASK], LANE)
+STEPS = [(what, message) for what in MESSAGES for message in MESSAGES[what]]
 KILLED, STILL, STILL_TOO_LONG = "killed", "still", "still too long"
 AGENT_STOPPED, AGENT_KILLED = "agent stopped", "agent killed"
 NEIGHBOURS = {OLD: UPSTREAM, NEW: DOWNSTREAM, UPSTREAM: NEW, DOWNSTREAM: OLD}  # the worker that is the agent of both
@@ -62,25 +63,25 @@ def check(topology: Any, what: str, message: str, role: str, fault: str) -> None
         assert move.state.epoch == move.epoch, move.cluster.said
 
 
-@pytest.mark.parametrize("topology", [Short, ShortAtLeast])
-@pytest.mark.parametrize(("what", "message"), [(what, message) for what in MESSAGES for message in MESSAGES[what]])
+@pytest.mark.parametrize(("what", "message"), STEPS)
 @pytest.mark.parametrize("fault", [KILLED, STILL])
-def test_a_worker_fails_at_a_message(topology: Any, what: str, message: str, fault: str) -> None:
+def test_a_worker_fails_at_a_message(what: str, message: str, fault: str) -> None:
     for role in ROLES:
+        check(Short, what, message, role, fault)
+
+
+@pytest.mark.parametrize("what", [TASK, GROUPS])
+@pytest.mark.parametrize("topology", [Short, ShortAtLeast])
+@pytest.mark.parametrize("fault", [STILL_TOO_LONG, AGENT_STOPPED, AGENT_KILLED])
+def test_a_worker_or_an_agent_fails_for_long(what: str, topology: Any, fault: str) -> None:
+    for message, role in ((watched.MOVE, OLD), (watched.STATE, UPSTREAM)):
         check(topology, what, message, role, fault)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", [Short, ShortAtLeast])
-@pytest.mark.parametrize(("what", "message"), [(what, message) for what in MESSAGES for message in MESSAGES[what]])
-@pytest.mark.parametrize("fault", [STILL_TOO_LONG, AGENT_STOPPED, AGENT_KILLED])
-def test_a_worker_or_an_agent_fails_for_long_at_a_message(topology: Any, what: str, message: str, fault: str) -> None:
+@pytest.mark.parametrize(("what", "message"), STEPS)
+@pytest.mark.parametrize("fault", [KILLED, STILL, STILL_TOO_LONG, AGENT_STOPPED, AGENT_KILLED])
+def test_every_fault_at_every_message(topology: Any, what: str, message: str, fault: str) -> None:
     for role in ROLES:
         check(topology, what, message, role, fault)
-
-
-@pytest.mark.parametrize("what", [TASK, GROUPS])
-@pytest.mark.parametrize("fault", [STILL_TOO_LONG, AGENT_STOPPED, AGENT_KILLED])
-def test_a_worker_or_an_agent_fails_for_long(what: str, fault: str) -> None:
-    for message, role in ((watched.ARMED, NEW), (watched.MOVE, OLD), (watched.STATE, UPSTREAM), (watched.START, DOWNSTREAM)):
-        check(Short, what, message, role, fault)

@@ -4,6 +4,7 @@ at-least-once output is never short."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from support.cluster import generated_parts as parts
 from support.cluster.generated import generate
-from support.cluster.generated_parts import Holding
 from support.cluster.generated_runs import AT_LEAST, AT_MOST, EXACTLY, FAULTS, Faults, GeneratedRun
 from support.examples import examples
 
@@ -23,16 +24,18 @@ QUICK = settings(deadline=None, phases=[Phase.explicit, Phase.generate],
                  suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
-@pytest.fixture(params=[2, None], ids=["paged", "plain"])
-def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """State in pages, and in dicts."""
-    if request.param is not None:
-        monkeypatch.setattr("millrace.api.keyed.plain.PAGED_ABOVE", request.param)
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """State of more than a few keys is kept in pages."""
+    monkeypatch.setattr("millrace.api.keyed.plain.PAGED_ABOVE", 3)
+    yield
+    parts.forget()
 
 
 def run_without_faults(seed: int, guarantee: str) -> None:
     random = Random(seed)
-    shape = generate(random, guarantee, LIMIT, without=(Holding,) if guarantee == AT_LEAST else ())  # it replays when moved
+    replaying = (parts.Holding,) if guarantee == AT_LEAST else ()  # when they move
+    shape = generate(random, guarantee, LIMIT, without=replaying)
     run = GeneratedRun(shape, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(4, 12)):
