@@ -87,7 +87,7 @@ class Leave:
 
 
 class SlotControl:
-    """Every method that returns commands returns those to carry out. `now` is the time of the last tick."""
+    """Every method that returns commands returns those to carry out. `now` is the time of the last event."""
 
     def __init__(self, master: LeftTopologies, handovers: HandoverControl, limit: float = LEAVE_LIMIT.default,
                  wait: float = RESTART_WAIT.default) -> None:

@@ -45,6 +45,13 @@ def left(cluster: LocalCluster, slot: int) -> None:
     assert cluster.left.pop(slot) == ""
 
 
+def test_a_worker_is_restarted_before_the_master_has_looked_at_its_clock_once() -> None:
+    cluster = start(limit=LIMIT)
+    cluster.restart(0)
+    left(cluster, 0)
+    end(cluster, "exact")
+
+
 def meters(cluster: LocalCluster) -> dict[str, int]:
     return {name: sum(getattr(task.meters, name) for worker in cluster.workers.values() for run in worker.topologies.values()
                       for task in run.everyone()) for name in ("gaps", "repeats", "replayed")}
