@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.control.events import Regrouped, WaveRequested, Withdrawn
 from millrace.control.plan_changes import CANCELLED_BY_PERSON
-from millrace.errors import StoreUnreachable, TopologyError
+from millrace.errors import MillraceError, StoreUnreachable, TopologyError
 from support.cluster import generated_parts as parts
 from support.cluster.generated import KEYED, Shape, disorder, rows_of, truth
 from support.cluster.slow_cluster import SlowCluster
@@ -18,7 +18,7 @@ from support.suites.kept_state import state_of
 
 NAME = "generated"
 EXACTLY, AT_LEAST, AT_MOST = "exactly-once", "at-least-once", "at-most-once"
-ON_PURPOSE = (CANCELLED_BY_PERSON, "it stays where it is")
+ON_PURPOSE = (CANCELLED_BY_PERSON, "it stays where it is", "is being restarted")
 FLAWS = ("gaps", "repeats", "replayed", "failed", "expired", "dead_letters", "errors")
 
 
@@ -47,7 +47,7 @@ class GeneratedRun:
 
     def move(self, random: Random, most: int = 1) -> None:
         """Ask that random tasks move, each to a random worker."""
-        everyone = sorted(self.graph.tasks())
+        everyone = sorted(self.state.places)  # with ackers
         for task in random.sample(everyone, random.randint(1, min(most, len(everyone)))):
             slot = random.choice(sorted(self.cluster.master.workers))
             with suppress(TopologyError):  # it is being moved, is there already, or the topology rolls back
@@ -76,6 +76,9 @@ class GeneratedRun:
         if action == "cancel":
             with suppress(TopologyError):  # nothing moves, or it has switched
                 self.cluster.tell(Withdrawn(NAME, random.choice(sorted(self.graph.tasks()))))
+        if action == "restart":
+            with suppress(MillraceError):  # it restarts already
+                self.cluster.restart(random.choice(sorted(self.cluster.master.workers)))
         if action == "wave" and self.state.waves is not None:
             self.cluster.tell(WaveRequested(NAME))
 
@@ -92,12 +95,12 @@ class GeneratedRun:
         self.cluster.run_until(self.sent)
         if self.shape.guarantee == EXACTLY:
             until_wave(self.cluster, 1, NAME)  # by then the master has noticed every lost worker
-        self.cluster.run_until(lambda: self.sent() and self.state.handover.at_rest)
+        self.cluster.run_until(self.sent)
         received = -1
         while received < len(parts.RECEIVED):
             received = len(parts.RECEIVED)
             self.cluster.run(0.3)  # longer than anything waits for a tick or a message
-        self.cluster.run_until(self.sent)
+        self.cluster.run_until(lambda: self.sent() and self.state.handover.at_rest)  # workers that restarted get tasks back
         self.live = self.live_states()
         if self.shape.guarantee == EXACTLY:
             self.cluster.stop(NAME, wait=100)
@@ -115,7 +118,8 @@ class GeneratedRun:
                     found.update({name: getattr(task.meters, name) for name in FLAWS})
         for record in self.cluster.migrations.past(NAME):
             found.update({name: record[name] or 0 for name in ("lost", "replayed", "repeated")})
-            found[f"outcome {record['outcome']}"] += record["outcome"] != "done" and record["reason"] not in ON_PURPOSE
+            found[f"outcome {record['outcome']}: {record['reason']}"] += record["outcome"] != "done" and not record[
+                "reason"].endswith(ON_PURPOSE)
         found["epochs"] = self.state.epoch - self.epoch
         return {name: count for name, count in found.items() if count}
 
