@@ -18,7 +18,7 @@ from support.cluster.generated_runs import AT_LEAST, AT_MOST, EXACTLY, FAULTS, F
 from support.examples import examples
 
 LIMIT = 500
-PLANS = ("move", "move", "many", "regroup", "regroup", "both", "wave", "cancel")
+PLANS = ("move", "move", "many", "regroup", "regroup", "both", "wave", "cancel", "restart")
 SEEDS = st.integers(0, 1 << 30)
 QUICK = settings(deadline=None, phases=[Phase.explicit, Phase.generate],
                  suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
