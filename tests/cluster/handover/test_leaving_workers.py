@@ -218,3 +218,16 @@ def test_a_restarted_worker_that_does_not_come_back() -> None:
     assert cluster.master.topologies["exact"].handover.phase == RESTING
     finish(cluster)
     assert_exact(LIMIT)
+
+
+def test_another_worker_joins_while_tasks_wait_for_the_restart_of_their_own() -> None:
+    """They can be handed over after all."""
+    cluster = start(workers=1, limit=LIMIT)
+    until_wave(cluster)
+    state = cluster.master.topologies["exact"]
+    cluster.restart(0)
+    cluster.run_until(lambda: state.resting)
+    cluster.start(1)
+    cluster.run_until(lambda: set(cluster.where("exact").values()) == {1} and not state.resting)
+    left(cluster, 0)
+    end(cluster, "exact")
