@@ -91,7 +91,7 @@ class MasterState:
     def handle(self, event: Event, now: float | None = None) -> list[Command]:
         """Decide on an event. `now`: its time; None: that of the last tick."""
         if now is not None:
-            self._handovers.now = max(now, self._handovers.now)
+            self._handovers.now = self._slots.now = max(now, self._handovers.now)
         match event:
             case WorkerJoined():
                 return self._joined(event)

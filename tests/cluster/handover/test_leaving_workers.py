@@ -45,6 +45,13 @@ def left(cluster: LocalCluster, slot: int) -> None:
     assert cluster.left.pop(slot) == ""
 
 
+def test_a_worker_is_restarted_before_the_master_has_looked_at_its_clock_once() -> None:
+    cluster = start(limit=LIMIT)
+    cluster.restart(0)
+    left(cluster, 0)
+    end(cluster, "exact")
+
+
 def meters(cluster: LocalCluster) -> dict[str, int]:
     return {name: sum(getattr(task.meters, name) for worker in cluster.workers.values() for run in worker.topologies.values()
                       for task in run.everyone()) for name in ("gaps", "repeats", "replayed")}
@@ -211,3 +218,16 @@ def test_a_restarted_worker_that_does_not_come_back() -> None:
     assert cluster.master.topologies["exact"].handover.phase == RESTING
     finish(cluster)
     assert_exact(LIMIT)
+
+
+def test_another_worker_joins_while_tasks_wait_for_the_restart_of_their_own() -> None:
+    """They can be handed over after all."""
+    cluster = start(workers=1, limit=LIMIT)
+    until_wave(cluster)
+    state = cluster.master.topologies["exact"]
+    cluster.restart(0)
+    cluster.run_until(lambda: state.resting)
+    cluster.start(1)
+    cluster.run_until(lambda: set(cluster.where("exact").values()) == {1} and not state.resting)
+    left(cluster, 0)
+    end(cluster, "exact")

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from millrace.config import ACKERS
-from millrace.control.assignment import SWITCH
+from millrace.control.assignment import ARM, SWITCH
 from millrace.control.events import MoveArmed, Regrouped
 from millrace.model.graph import TaskId
 from millrace.runtime.tasks.handover.departure import Departure
 from millrace.testing.local_cluster import LocalCluster
+from support.cluster import watched_moves as watched
 from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import counter
-from support.cluster.wave_runs import LIMIT, assert_exact, counts, finish, start, tasks, until_wave
+from support.cluster.wave_runs import LIMIT, assert_exact, counts, finish, finish_at_least, start, tasks, until_wave
 
 TALLY = TaskId("tally", 0)
 APART = 4  # the worker with the sinks and nothing else
@@ -156,3 +157,25 @@ def test_incarnations_that_have_handed_over_say_nothing_more(topology: Any, monk
                 cluster.move(name, task, (cluster.where(name)[task] + 1) % 3)
                 cluster.run_until(lambda: state.handover.at_rest)
     assert_undisturbed(cluster, topology, epoch)
+
+
+@pytest.mark.parametrize("topology", [watched.Short, watched.ShortAtLeast])
+def test_moves_to_the_worker_of_a_receiver_are_cancelled(topology: Any) -> None:
+    """The receiver is connected with each incarnation that was prepared beside it, and still knows the one that works."""
+    move = watched.WatchedMove(topology, watched.TASK, 600)
+    cluster, task = move.cluster, watched.TALLY
+    for _ in range(3):
+        cluster.move(move.name, task, move.slots[watched.DOWNSTREAM])
+        assert move.state.handover.phase == ARM
+        cluster.step(2)
+        cluster.move(move.name, task, move.slots[watched.OLD])
+        assert move.at_rest
+        cluster.step(20)
+    assert not any(task.meters.gaps for task in tasks(cluster, "ledger")), cluster.said
+    assert [record["outcome"] for record in cluster.migrations.past(move.name)] == 3 * ["cancelled"]
+    if topology is watched.Short:
+        finish(cluster, move.name)
+        assert_exact(600, 1)
+    else:
+        finish_at_least(cluster, 600, move.name)
+    assert move.state.epoch == move.epoch, cluster.said

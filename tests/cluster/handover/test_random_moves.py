@@ -59,7 +59,7 @@ def check(topology: Any) -> None:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@settings(QUICK, max_examples=examples(8))
+@settings(QUICK, max_examples=examples(4))
 @given(actions=ACTIONS)
 def test_without_faults(topology: Any, actions: list[tuple[str, int, int, int]]) -> None:
     parts.forget()
@@ -81,7 +81,7 @@ def test_without_faults(topology: Any, actions: list[tuple[str, int, int, int]])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@settings(QUICK, max_examples=examples(8))
+@settings(QUICK, max_examples=examples(4))
 @given(actions=FAULTS)
 def test_with_faults(topology: Any, actions: list[tuple[str, int, int, int]]) -> None:
     parts.forget()

@@ -79,12 +79,12 @@ def counts(cluster: LocalCluster) -> Counter[str]:
     return total
 
 
-def finish_at_least(cluster: LocalCluster, limit: int = LIMIT) -> None:
+def finish_at_least(cluster: LocalCluster, limit: int = LIMIT, name: str = "atleast") -> None:
     def all_acked() -> bool:
         spouts = [task.component for task in tasks(cluster, "numbers")]
         return len(spouts) == 2 and all(spout.exhausted and not spout.unacked_tuples for spout in spouts)
 
-    cluster.run_until(lambda: cluster.master.topologies["atleast"].status == "running" and all_acked())
+    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_acked())
     counted, truth = counts(cluster), expected_counts(limit, 1)
     assert counted.keys() == truth.keys()
     assert all(counted[key] >= truth[key] for key in truth)

@@ -87,7 +87,7 @@ class Leave:
 
 
 class SlotControl:
-    """Every method that returns commands returns those to carry out. `now` is the time of the last tick."""
+    """Every method that returns commands returns those to carry out. `now` is the time of the last event."""
 
     def __init__(self, master: LeftTopologies, handovers: HandoverControl, limit: float = LEAVE_LIMIT.default,
                  wait: float = RESTART_WAIT.default) -> None:
@@ -164,6 +164,8 @@ class SlotControl:
             return self._too_late(leave)
         if not leave.restarts and leave.phase in (EVACUATE, REST, CLEAR) and not self._others(leave.slot):
             return self._stay(leave, "no other worker is left")
+        if leave.phase in (REST, CLEAR) and not self._evacuated(leave):
+            return self._evacuate_again(leave)
         if leave.phase == EVACUATE:
             commands = self._evacuate(leave)
             return commands or (self._rest(leave) if self._evacuated(leave) else [])
@@ -226,6 +228,13 @@ class SlotControl:
             leave.moved.setdefault(topology.number, {}).update(targets)
             commands += self._request(topology, targets, leave)
         return commands
+
+    def _evacuate_again(self, leave: Leave) -> list[Command]:
+        """Hand over what had to stay: another worker has joined meanwhile."""
+        leave.phase, leave.asked = EVACUATE, float("-inf")
+        leave.waves.clear()
+        self._wake(leave)
+        return [self._master.distribute(), *self._evacuate(leave)]
 
     def _withdraw_arriving(self, topology: TopologyState, leave: Leave) -> list[Command]:
         """Withdraw the moves to the worker that have not switched."""

@@ -111,11 +111,17 @@ def inlet_of(task: BoltTask, source: int, incarnation: int, slot: int, outlet: C
 
 
 def forget_inlets(task: BoltTask) -> None:
-    """Keep the inlets of the last two incarnations of each source, and of those that have not sent their end."""
+    """Keep the inlets of the last two incarnations of each source, of the last two that have sent something, and of those that
+    have not sent their end. An incarnation that was prepared beside the task, and whose move was cancelled, has sent nothing:
+    it must not take the place of the one that works."""
+    inlets = task.inbox.inlets
     newest: dict[int, list[int]] = {}
-    for source, incarnation in sorted(task.inbox.inlets, reverse=True):
+    for source, incarnation in sorted(inlets, reverse=True):
         newest.setdefault(source, []).append(incarnation)
     for source, incarnations in newest.items():
-        for incarnation in incarnations[2:]:
+        if len(incarnations) <= 2:
+            continue
+        working = [each for each in incarnations if inlets[source, each].next_seq or inlets[source, each].consumed]
+        for incarnation in set(incarnations[2:]).difference(working[:2]):
             if not task.inbox.succession.awaits((source, incarnation)):
-                del task.inbox.inlets[source, incarnation]
+                del inlets[source, incarnation]
