@@ -26,7 +26,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 
 def start(cluster: LocalCluster, topology: Any = Exact, **config: Any) -> None:
     """Start an endless stream, slow enough for a long virtual time, and commit two waves."""
-    cluster.submit(topology, config={"rate": 2000.0, "topology.checkpoint.max.failures": FAILURES, **config})
+    cluster.submit(topology, config={"rate": 200.0, "topology.checkpoint.max.failures": FAILURES, **config})
     cluster.run_until(lambda: state(cluster).waves.committed >= 2)
 
 

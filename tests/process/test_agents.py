@@ -24,9 +24,9 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.runtime.plans import agent, plan_store
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import private_directory
-from millrace.runtime.worker.process import WorkerSetup
-from millrace.testing.processes import run_worker_on
-from support.processes.forked import ForkedCluster, forked
+from support.processes.ending import presumed_dead
+from support.processes.forked import ForkedCluster
+from support.processes.rigged import RiggedCluster
 from support.processes.small_disk import mount_small_disk
 from support.servers.needed import NotTested
 from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
@@ -158,22 +158,6 @@ def test_a_node_that_loses_all_its_workers_recovers(cluster: ForkedCluster, stre
     assert_nothing_lost(stream.finish())
 
 
-class RiggedCluster(ForkedCluster):
-    """A cluster whose workers call `rig` before they start."""
-
-    def __init__(self, rig: Callable[..., None], *arguments: object, workers: int = SLOTS, **options: Any) -> None:
-        self._rig, self._arguments = rig, arguments
-        super().__init__(workers, nodes=NODES, **options)
-
-    def start(self, slot: int) -> None:
-        self.processes[slot] = forked(run_rigged, self._rig, self._arguments, self.setup(), slot, f"node{slot % NODES}")
-
-
-def run_rigged(rig: Callable[..., None], arguments: tuple[object, ...], setup: WorkerSetup, slot: int, node: str) -> str:
-    rig(*arguments)
-    return run_worker_on(setup, slot, node, False)
-
-
 def dies_before_writing(mark: Path) -> None:
     """Kill the agent that finds the mark before it writes the plan; the mark is removed."""
     write = agent.PlanStore.write
@@ -216,16 +200,17 @@ def stops_while_writing(mark: Path) -> None:
 
 def test_an_agent_that_is_stopped_while_it_writes_is_replaced_and_returns_as_a_plain_worker(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    with RiggedCluster(stops_while_writing, mark, settings={LEASE.key: SECONDS}) as cluster:
+    with RiggedCluster(SLOTS, NODES, stops_while_writing, mark, settings={LEASE.key: SECONDS}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path / "audit", **CONFIG)
         stream.advance(500)
         mark.touch()
         move(cluster, stream)
-        stream.until(lambda: len(cluster.master.state.workers) < SLOTS)
-        (victim,) = set(range(SLOTS)) - set(cluster.master.state.workers)
-        pid = cluster.processes[victim].pid
+        pids = {slot: process.pid for slot, process in cluster.processes.items()}
+        stream.until(lambda: any(mark.with_name(str(pid)).exists() for pid in pids.values()))
+        (victim,) = [slot for slot, pid in pids.items() if mark.with_name(str(pid)).exists()]
+        stream.until(presumed_dead(cluster.master, victim))
+        pid = pids[victim]
         try:
-            assert mark.with_name(str(pid)).exists()
             move(cluster, stream, "split")
             stream.until(reached(cluster))
         finally:
@@ -244,7 +229,7 @@ def test_an_agent_that_is_stopped_while_it_writes_is_replaced_and_returns_as_a_p
 @pytest.mark.parametrize("rig", [dies_before_writing, dies_after_writing])
 def test_an_agent_that_dies_while_it_writes_a_plan(tmp_path: Path, rig: Callable[..., None]) -> None:
     mark = tmp_path / "mark"
-    with RiggedCluster(rig, mark) as cluster:
+    with RiggedCluster(SLOTS, NODES, rig, mark) as cluster:
         stream = AuditedStream(cluster.master, tmp_path / "audit", **CONFIG)
         stream.advance(300)
         agents = set(cluster.master.state.agents.values())
@@ -292,7 +277,7 @@ def write_without_announcing() -> None:
 
 
 def test_workers_poll_for_plans_that_are_not_announced(tmp_path: Path) -> None:
-    with RiggedCluster(write_without_announcing, workers=3) as cluster:
+    with RiggedCluster(3, NODES, write_without_announcing) as cluster:
         stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
         move(cluster, stream)
         stream.until(reached(cluster))

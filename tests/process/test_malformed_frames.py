@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -12,13 +13,15 @@ import pyarrow as pa
 import pytest
 import zmq
 
+from millrace.master.service import Master
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.bodies import encode_batch
 from millrace.runtime.wire.transport import boot_id, visit
+from support.processes.ending import presumed_dead
 from support.processes.forked import ForkedCluster
-from support.topologies.audited import AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
 
 noise = random.Random(2).randbytes
 pack = msgspec.msgpack.encode
@@ -245,12 +248,31 @@ def test_a_frame_beyond_the_limit_to_the_master(control: zmq.Socket, stream: Aud
     assert_undisturbed(stream)
 
 
+def tried_and_lost(master: Master, guest: int, topology: str) -> Callable[[], bool]:
+    """A condition: the guest is presumed dead, after all others have started their tasks of a plan that has tasks on it."""
+    lost, tried = presumed_dead(master, guest), list[int]()
+
+    def condition() -> bool:
+        state = master.state
+        if not tried and topology in state.topologies:
+            hosts = {place.slot for place in state.topologies[topology].places.values()}
+            others = [worker for slot, worker in state.workers.items() if slot != guest]
+            if guest in hosts and all(worker.revision == state.revision for worker in others):
+                tried.append(state.revision)
+        return bool(tried) and lost()
+
+    return condition
+
+
 def test_a_worker_that_the_others_cannot_reach(control: zmq.Socket, cluster: ForkedCluster, stream: AuditedStream,
                                                tmp_path: Path) -> None:
     """A worker on another host without a port: it gets tasks, and the other workers must survive that."""
     control.send_multipart(hello(boot="another host", pid=2**40))
     stream.until(lambda: 50 in cluster.master.state.workers)
-    second = AuditedStream(cluster.master, tmp_path / "second", "second")  # runs once the guest is presumed dead
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(cluster.master.wait_until, tried_and_lost(cluster.master, 50, "second"), SECONDS)
+        second = AuditedStream(cluster.master, tmp_path / "second", "second")  # runs once the guest is presumed dead
+        assert lost.result()
     assert set(cluster.master.state.workers) == {0, 1}
     assert all(process.is_alive() for process in cluster.processes.values())
     for each in (stream, second):

@@ -13,7 +13,7 @@ from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.spark.engine import RunningTopology
-from millrace.testing.processes import ProcessCluster
+from support.processes.forked import ForkedCluster
 from support.rows import rows_in
 
 pytestmark = pytest.mark.process
@@ -26,7 +26,7 @@ def numbers_in(directory: Path) -> Counter[int]:
 
 def test_rows_are_visible_while_it_runs_and_complete_when_it_was_stopped(tmp_path: Path) -> None:
     store = str(tmp_path / "checkpoints")
-    with ProcessCluster(2, settings={CHECKPOINTS.key: store}) as cluster:
+    with ForkedCluster(2, settings={CHECKPOINTS.key: store}) as cluster:
         cluster.submit(SlowEnd, name="slow", config={GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: 0.5, SLEEP: 0.01,
                                                      "path": str(tmp_path / "rows")})
         master, running = cluster.master, RunningTopology(cluster.master, "slow")
@@ -50,7 +50,7 @@ def emitted(store: str) -> Counter[int]:
 
 def test_a_worker_dies_after_waves_have_overtaken_queued_rows(tmp_path: Path) -> None:
     store = str(tmp_path / "checkpoints")
-    with ProcessCluster(2, settings={CHECKPOINTS.key: store}) as cluster:
+    with ForkedCluster(2, settings={CHECKPOINTS.key: store}) as cluster:
         cluster.submit(SlowEnd, name="slow", config={
             GUARANTEE.key: EXACTLY_ONCE, WAVE_INTERVAL.key: 0.5, WAVE_ALIGNED.key: 0.2, CHANNEL_SECONDS.key: 1.5, SLEEP: 0.01,
             "path": str(tmp_path / "rows")})

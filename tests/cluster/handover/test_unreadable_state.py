@@ -73,7 +73,7 @@ def test_a_cancelled_move_of_key_groups_reads_no_more() -> None:
 @pytest.mark.parametrize("regroup", [False, True])
 def test_state_is_not_deleted_while_it_is_copied(regroup: bool) -> None:
     """A copy can take longer than many waves."""
-    cluster = start(limit=20 * LIMIT)
+    cluster = start(limit=2 * LIMIT, rate=300.0)
     until_wave(cluster, 2)
     cluster.lose = lambda message: isinstance(message, wire.Armed)
     state = cluster.master.topologies["exact"]
@@ -91,4 +91,4 @@ def test_state_is_not_deleted_while_it_is_copied(regroup: bool) -> None:
     until_wave(cluster, 20)
     assert not needed <= set(cluster.store.names("")), "nothing is deleted any more"
     finish(cluster)
-    assert_exact(20 * LIMIT)
+    assert_exact(2 * LIMIT)

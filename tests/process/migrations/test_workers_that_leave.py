@@ -13,8 +13,8 @@ import pytest
 from millrace.control.moving.slots import EVACUATE, STOP
 from millrace.errors import MillraceError, NotEnoughSlots
 from millrace.master.requests.client import ask
-from millrace.testing.processes import ProcessCluster
 from support.processes.family import alive
+from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, AuditedStream, StatefulStream, assert_all_exact, assert_exact
 
 SLOTS = 3
@@ -23,7 +23,7 @@ SLOTS = 3
 class Processes:
     """Starts a worker's process again when it ends, as Spark does, until its slot is released."""
 
-    def __init__(self, cluster: ProcessCluster) -> None:
+    def __init__(self, cluster: ForkedCluster) -> None:
         self._cluster, self._released = cluster, set[int]()
         for slot in range(SLOTS):
             self._keep(slot)
@@ -58,18 +58,18 @@ class Processes:
 
 
 @pytest.fixture
-def cluster() -> Iterator[ProcessCluster]:
-    with ProcessCluster(SLOTS) as cluster:
+def cluster() -> Iterator[ForkedCluster]:
+    with ForkedCluster(SLOTS) as cluster:
         supply = cluster.master.pool.supply = Processes(cluster)
         yield cluster
         supply.close()
 
 
-def pid_of(cluster: ProcessCluster, slot: int) -> int:
+def pid_of(cluster: ForkedCluster, slot: int) -> int:
     return cluster.master.connections[slot].hello.pid
 
 
-def test_restarted_added_and_removed_under_load(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_restarted_added_and_removed_under_load(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = StatefulStream(cluster.master, tmp_path, rate=1000)
     stream.wave(2)
     epoch, old = stream.state.epoch, pid_of(cluster, 1)
@@ -86,7 +86,7 @@ def test_restarted_added_and_removed_under_load(cluster: ProcessCluster, tmp_pat
     assert_all_exact(stream.finish_both())
 
 
-def test_at_least_once_nothing_is_repeated(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_at_least_once_nothing_is_repeated(cluster: ForkedCluster, tmp_path: Path) -> None:
     """Ackers and spouts are handed over, too."""
     stream = AuditedStream(cluster.master, tmp_path, rate=1000)
     stream.advance(500)
@@ -100,7 +100,7 @@ def test_at_least_once_nothing_is_repeated(cluster: ProcessCluster, tmp_path: Pa
 
 @pytest.mark.parametrize("phase", [EVACUATE, STOP])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_worker_is_killed_while_it_leaves(cluster: ProcessCluster, tmp_path: Path, phase: str, restarts: bool) -> None:
+def test_the_worker_is_killed_while_it_leaves(cluster: ForkedCluster, tmp_path: Path, phase: str, restarts: bool) -> None:
     stream = StatefulStream(cluster.master, tmp_path, rate=1000)
     stream.wave(1)
     pid = pid_of(cluster, 1)
@@ -121,7 +121,7 @@ def test_the_worker_is_killed_while_it_leaves(cluster: ProcessCluster, tmp_path:
     assert_all_exact(stream.finish_both())
 
 
-def test_refused(cluster: ProcessCluster, tmp_path: Path) -> None:
+def test_refused(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = AuditedStream(cluster.master, tmp_path, rate=500)
     places = stream.state.plan.placement
     with pytest.raises(MillraceError, match="there is no worker 8; there are 0, 1, 2"):
@@ -133,7 +133,7 @@ def test_refused(cluster: ProcessCluster, tmp_path: Path) -> None:
     stream.end()
 
 
-def test_the_last_worker_is_not_removed(cluster: ProcessCluster) -> None:
+def test_the_last_worker_is_not_removed(cluster: ForkedCluster) -> None:
     for slot in (0, 1):
         cluster.master.remove_worker(slot)
     with pytest.raises(NotEnoughSlots, match="worker 2 cannot be removed: no other worker is there"):

@@ -11,7 +11,7 @@ import numpy as np
 from millrace.errors import MillraceError
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, read_message, write_message
 from millrace.model.situation import Situation
-from millrace.runtime.worker.process import die_with_parent
+from millrace.runtime.parent import die_with_parent
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_to_json

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -41,6 +40,7 @@ from millrace.runtime.feeds.feed import SocketFeeds
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.leftovers import UsedDirectory, sweep
 from millrace.runtime.node import this_node
+from millrace.runtime.parent import die_with_parent
 from millrace.runtime.plans.agent import Agent, PlanReader, node_directory
 from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.tasks.user_errors import describe
@@ -54,7 +54,6 @@ log = logging.getLogger("millrace.worker")
 REPORT_SECONDS = 0.25
 REST_SECONDS = 0.01  # between two slices of state that are decoded beside running tasks
 MESSAGES_PER_TURN = 64  # data messages received before the tasks get their turn
-DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 LONGEST_BASE = 60  # characters: the kernel's limit is 107 for a socket's whole path
 
 
@@ -144,14 +143,6 @@ def ignore_interrupts() -> None:
     """Ignore SIGINT: Ctrl-C is for the driver, which stops the workers cleanly. A KeyboardInterrupt is user code's own then."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the pulse notices)."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(DEATH_SIGNAL, signal.SIGKILL)
-    except (OSError, AttributeError) as error:
-        log.debug("no death signal on this system: %s", error)
 
 
 def address_facing(endpoint: str) -> str:
