@@ -7,9 +7,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from millrace.control.plan_changes import CANCELLED_BY_PERSON
-
 from millrace.control.events import Regrouped, WaveRequested, Withdrawn
+from millrace.control.moving.plan_changes import CANCELLED_BY_PERSON
 from millrace.errors import MillraceError, StoreUnreachable, TopologyError
 from support.cluster import generated_parts as parts
 from support.cluster.generated import KEYED, Shape, disorder, rows_of, truth
