@@ -75,14 +75,15 @@ class TaskState:
         """The names of the declared states."""
         return tuple(self.states)
 
-    def snapshot(self, whole: Container[int] | bool = ()) -> dict[int, tuple[bool, bytes]]:
+    def snapshot(self, whole: Container[int] | bool = (), any_length: bool = False) -> dict[int, tuple[bool, bytes]]:
         """Returns group -> (whole?, piece) for each group that changed since its last piece, and for the non-empty groups in
-        `whole` (True: all). If it raises, nothing has changed: the next snapshot has all the changes."""
+        `whole` (True: all). `any_length`: no group is written whole because its chain is long. If it raises, nothing has
+        changed: the next snapshot has all the changes."""
         changes = {name: state.changes() for name, state in self.states.items()}
         forced = self._forced(whole)
         dirty = {group for changed in changes.values() for group in changed}
         pieces = {group: (False, delta) for group in sorted(dirty - self._spoiled - forced)
-                  if (delta := self._delta(group, changes)) is not None}
+                  if (delta := self._delta(group, changes, any_length)) is not None}
         pieces |= self._whole_pieces((dirty | self._spoiled | forced) - pieces.keys(), changes)
         for name, state in self.states.items():
             state.settle(changes[name])
@@ -97,9 +98,9 @@ class TaskState:
         groups = {*self._chains, *self.keys()}
         return groups if whole is True else {group for group in groups if group in whole}
 
-    def _delta(self, group: int, changes: dict[str, Changes]) -> bytes | None:
+    def _delta(self, group: int, changes: dict[str, Changes], any_length: bool) -> bytes | None:
         """The changes of the group as a piece; None if a whole piece is better: there is none yet, every entry has changed, or
-        the chain is too long."""
+        the chain is too long, unless it may have any length."""
         chain = self._chains.get(group)
         changed = {name: each[group] for name, each in changes.items() if group in each}
         if chain is None or sum(len(change.keys) for change in changed.values()) >= \
@@ -108,7 +109,7 @@ class TaskState:
         parts = {name: self._columns(self.states[name], change.keys, change.values, change.deleted)
                  for name, change in changed.items()}
         delta = _piece(group, False, parts)
-        return delta if chain.takes(len(delta), group) else None
+        return delta if any_length or chain.takes(len(delta), group) else None
 
     def _whole_pieces(self, groups: set[int], changes: dict[str, Changes]) -> dict[int, tuple[bool, bytes]]:
         parts: dict[int, dict[str, Columns]] = {group: {} for group in sorted(groups)}
@@ -324,7 +325,7 @@ class TaskState:
         forced = (self._forced(whole) | self._spoiled) & set(groups)
         dirty = {group for changed in changes.values() for group in changed if group in groups}
         pieces = {group: (False, delta) for group in sorted(dirty - forced)
-                  if (delta := self._delta(group, changes)) is not None}
+                  if (delta := self._delta(group, changes, any_length=True)) is not None}
         pieces |= self._whole_pieces((dirty | forced) - pieces.keys(), changes)
         self.drop(*groups)
         return pieces
