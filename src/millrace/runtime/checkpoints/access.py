@@ -72,10 +72,11 @@ class CheckpointAccess:
                 self._manifests[topology] = known
         return known
 
-    def fetch(self, topology: str, refs: Collection[PieceRef], held: Mapping[str, Blocks]) -> dict[PieceRef, bytes]:
-        """Fetch and check pieces: from local copies, then from fragments where there are enough, otherwise from the store."""
+    def fetch(self, topology: str, refs: Collection[PieceRef],
+              held: Mapping[str, Blocks] | None = None) -> dict[PieceRef, bytes]:
+        """Fetch and check pieces: from local copies, then from fragments where enough are `held`, otherwise from the store."""
         local = self._copies.read(refs) if self._copies is not None else {}
-        fetched = self._from_fragments([ref for ref in refs if ref not in local], held)
+        fetched = self._from_fragments([ref for ref in refs if ref not in local], held or {})
         missing = [ref for ref in refs if ref not in local and ref not in fetched]
         stored = dict(zip(missing, self._checkpoints(topology).read_chain(missing), strict=True)) if missing else {}
         for source, pieces in (("copies", local), ("fragments", fetched), ("store", stored)):

@@ -1,6 +1,7 @@
 """Copies of key groups as of a committed wave, read from the checkpoint store while their owner works on.
 
-A copy of a later wave reads only the pieces that have been added to a chain since, or all of it if it has become whole.
+A copy of a later wave reads only the pieces that have been added to a chain since, or all of it if it has become whole. Nobody
+waits for a copy, so it is read in small parts and from the store: fragments would take time from the workers that hold them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millrace.state.task_state import Decoded, TaskState
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
-SLICE_BYTES = 1 << 19  # of state, decoded at once beside running tasks: a thread that decodes holds the interpreter
+SLICE_BYTES = 1 << 19  # of state, read and decoded at once beside running tasks: a thread that decodes holds the interpreter
 
 
 class WaveCopy(NamedTuple):
@@ -52,15 +53,17 @@ def copy_wave(task: Task, state: TaskState, base: tuple[int, int, int], groups: 
     chains = {group: chain for group, chain in manifest.chains(task.name.component).items() if group in groups}
     blocks = manifest.blocks(task.name.component)
     added = {group: chain[_common(known.get(group, ()), chain):] for group, chain in chains.items()}
-    pieces = checkpoints.fetch(topology, [ref for refs in added.values() for ref in refs], blocks)
     whole: dict[int, Decoded] = {group: ({}, None) for group in groups if not chains.get(group)}
     deltas: dict[int, list[bytes]] = {}
+    size = 0
     for part in _slices({group: refs for group, refs in added.items() if refs}):
+        pieces = checkpoints.fetch(topology, [ref for group in part for ref in added[group]])
+        size += sum(map(len, pieces.values()))
         of_part = {group: [pieces[ref] for ref in added[group]] for group in part}
         whole |= state.decoded({group: read for group, read in of_part.items() if added[group] == chains[group]})
         deltas |= {group: read for group, read in of_part.items() if group not in whole}
         checkpoints.rest()
-    return WaveCopy(chains, blocks, whole, deltas, sum(map(len, pieces.values())))
+    return WaveCopy(chains, blocks, whole, deltas, size)
 
 
 def _common(known: Sequence[PieceRef], chain: Sequence[PieceRef]) -> int:
