@@ -75,21 +75,36 @@ class TaskState:
         """The names of the declared states."""
         return tuple(self.states)
 
-    def snapshot(self, whole: Container[int] | bool = (), any_length: bool = False) -> dict[int, tuple[bool, bytes]]:
+    def snapshot(self, whole: Container[int] | bool = ()) -> dict[int, tuple[bool, bytes]]:
         """Returns group -> (whole?, piece) for each group that changed since its last piece, and for the non-empty groups in
-        `whole` (True: all). `any_length`: no group is written whole because its chain is long. If it raises, nothing has
-        changed: the next snapshot has all the changes."""
-        changes = {name: state.changes() for name, state in self.states.items()}
-        forced = self._forced(whole)
-        dirty = {group for changed in changes.values() for group in changed}
-        pieces = {group: (False, delta) for group in sorted(dirty - self._spoiled - forced)
-                  if (delta := self._delta(group, changes, any_length)) is not None}
-        pieces |= self._whole_pieces((dirty | self._spoiled | forced) - pieces.keys(), changes)
+        `whole` (True: all). If it raises, nothing has changed: the next snapshot has all the changes."""
+        changes = self._changes()
+        pieces = self._pieces(changes, whole)
         for name, state in self.states.items():
             state.settle(changes[name])
         self.places.settled()
         self._written(pieces)
         return pieces
+
+    def last_pieces(self, whole: Container[int] | bool = ()) -> dict[int, tuple[bool, bytes]]:
+        """The pieces of a snapshot, for another object of this state: this one must not be used again. No group is whole
+        because its chain is long."""
+        return self._pieces(self._changes(), whole, any_length=True)
+
+    def _changes(self) -> dict[str, Changes]:
+        return {name: state.changes() for name, state in self.states.items()}
+
+    def _pieces(self, changes: dict[str, Changes], whole: Container[int] | bool, any_length: bool = False,
+                among: Container[int] | None = None) -> dict[int, tuple[bool, bytes]]:
+        """The pieces of changed groups and of those that must be whole. `any_length`: a chain may have any length. `among`:
+        only of these groups."""
+        forced = self._forced(whole) | self._spoiled
+        dirty = {group for changed in changes.values() for group in changed}
+        if among is not None:
+            forced, dirty = ({group for group in groups if group in among} for groups in (forced, dirty))
+        pieces = {group: (False, delta) for group in sorted(dirty - forced)
+                  if (delta := self._delta(group, changes, any_length)) is not None}
+        return pieces | self._whole_pieces((dirty | forced) - pieces.keys(), changes)
 
     def _forced(self, whole: Container[int] | bool) -> set[int]:
         """Groups with entries or pieces that must be written whole."""
@@ -321,12 +336,7 @@ class TaskState:
 
     def extract(self, groups: Collection[int], whole: Container[int] | bool) -> dict[int, tuple[bool, bytes]]:
         """Removes groups and returns their changes since the last snapshot, as pieces; those in `whole` (True: all) whole."""
-        changes = {name: state.changes() for name, state in self.states.items()}
-        forced = (self._forced(whole) | self._spoiled) & set(groups)
-        dirty = {group for changed in changes.values() for group in changed if group in groups}
-        pieces = {group: (False, delta) for group in sorted(dirty - forced)
-                  if (delta := self._delta(group, changes, any_length=True)) is not None}
-        pieces |= self._whole_pieces((dirty | forced) - pieces.keys(), changes)
+        pieces = self._pieces(self._changes(), whole, any_length=True, among=set(groups))
         self.drop(*groups)
         return pieces
 

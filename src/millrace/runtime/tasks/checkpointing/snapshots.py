@@ -393,7 +393,7 @@ class Snapshots:
         staged = pack_value(component.hand_over()) if self.task.commits else b""
         if self.state is not None:
             self.state.spoil(lost)
-            pieces.update(self.state.snapshot(changed, any_length=True))  # the other incarnation waits: small pieces
+            pieces.update(self.state.last_pieces(changed))
         return Snapshot(pieces, position, staged=staged)
 
     def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
