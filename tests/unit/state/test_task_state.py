@@ -132,6 +132,17 @@ def test_chains_that_begin_together_end_when_they_are_long_one_after_another() -
     assert len({second for _, second, *_ in ends.values()}) > 1
 
 
+def test_the_last_pieces_are_deltas_however_long_the_chain_is() -> None:
+    bolt = Count()
+    task = opened(bolt)
+    bolt.state.update({KEY: "x" * 10_000, OTHER: 0})
+    pieces = [task.snapshot()[1][1]]
+    bolt.state[OTHER] = "y" * 15_000
+    (whole, delta), = task.last_pieces().values()
+    assert not whole and restored(*pieces, delta).state == {KEY: "x" * 10_000, OTHER: "y" * 15_000}
+    assert task.extract([1], ())[1] == (False, delta)
+
+
 def test_a_chain_ends_when_its_deltas_outgrow_it() -> None:
     bolt = Count()
     task = opened(bolt)
