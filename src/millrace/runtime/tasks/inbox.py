@@ -213,6 +213,11 @@ class Inbox:
         for delivery in deliveries:
             self.deliver(delivery)
 
+    def taken_over(self) -> None:
+        """Credit input when it is processed from now on. What came before does not count when key groups move here later."""
+        self.early = False
+        self._early_tuples = self._early_bytes = 0
+
     def _credit_early(self, delivery: Delivery) -> None:
         """Credit a chunk on arrival, or else a full channel would stop its sender, which has other receivers, too."""
         self._early_tuples += delivery.count

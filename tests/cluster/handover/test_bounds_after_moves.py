@@ -1,0 +1,61 @@
+"""What a task may hold back for a hand-over is the same for each: what it held for an earlier one does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millrace.control.events import Regrouped
+from millrace.model.graph import TaskId
+from millrace.runtime.tasks import inbox
+from millrace.runtime.wire import messages as wire
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster.wave_runs import assert_exact, finish, start, until_wave
+
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
+LIMIT, BUSY, TASK = 9000, 14, TaskId("tally", 0)
+
+
+def hold_state(cluster: LocalCluster, seconds: float) -> Callable[[], None]:
+    """Run until the state of the next move is on its way, and for so much longer. Returns the call that delivers it."""
+    kept: list[Any] = []
+    post = cluster.post
+
+    def hold(*message: Any) -> None:
+        if isinstance(wire.decode_data(message[2][0]), wire.StatePart):
+            kept.append(message)
+        else:
+            post(*message)
+
+    def release() -> None:
+        cluster.post = post  # type: ignore[method-assign]
+        for message in kept:
+            post(*message)
+        cluster.run_until(lambda: cluster.master.topologies["exact"].handover.at_rest)
+
+    cluster.post = hold  # type: ignore[method-assign]
+    cluster.run_until(lambda: bool(kept))
+    cluster.run(seconds)
+    return release
+
+
+def test_key_groups_move_to_a_task_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "HELD_TUPLES", 400)
+    cluster = start(limit=LIMIT, workers=BUSY)
+    until_wave(cluster, 1)
+    owners = cluster.master.topologies["exact"].key_groups["tally"]
+    cluster.move("exact", TASK, min(set(range(BUSY)) - set(cluster.where("exact").values())))
+    release = hold_state(cluster, 1.0)
+    [box] = [task.inbox for task in cluster.tasks("tally") if task.name == TASK and task.arrival is not None]
+    assert box.tuples > 400
+    release()
+    cluster.tell(Regrouped("exact", "tally", {group: 0 for group, owner in enumerate(owners) if owner == 1 and group % 2}))
+    release = hold_state(cluster, 0.05)
+    [lane] = box._lanes.values()
+    assert 0 < sum(delivery.count for delivery in lane) <= 400
+    assert all(delivery.more for delivery in lane), "it is credited on arrival"
+    release()
+    finish(cluster)
+    assert_exact(LIMIT)
