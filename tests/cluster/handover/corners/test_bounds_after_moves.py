@@ -1,4 +1,4 @@
-"""What a task may hold back for a hand-over is the same for each: what it held for an earlier one does not count."""
+"""The bounds of what a task may hold back are the same at each hand-over: what it held at an earlier one does not count."""
 
 from __future__ import annotations
 
