@@ -183,6 +183,17 @@ def tasks_in(moves: Iterable[Moving]) -> tuple[TaskId, ...]:
     return tuple(sorted({task for moving in moves for task in moving.tasks}))
 
 
+def connected(batch: Sequence[Moving], tasks: Iterable[TaskId]) -> list[Moving]:
+    """The moves of a batch that have switched and have not been taken, and that one of these tasks takes part in, or another
+    task of such a move, and so on. None of these tasks has the state that the plan says it has."""
+    reached = set(tasks)
+    while True:
+        moves = [moving for moving in batch if not moving.taken and reached.intersection(moving.tasks)]
+        if reached.issuperset(tasks_in(moves)):
+            return moves
+        reached.update(tasks_in(moves))
+
+
 def causes_of(moves: Iterable[Moving]) -> str:
     """The causes of these moves, each once."""
     return "; ".join(dict.fromkeys(str(moving.cause) for moving in moves))

@@ -36,6 +36,7 @@ from millrace.control.moves import (
     Wanted,
     batch_of,
     causes_of,
+    connected,
     group_batch,
     tasks_in,
 )
@@ -260,6 +261,7 @@ class HandoverControl:
                                     f"worker {slot} was lost")
         if handover.phase != SWITCH:
             return [], [*said, *self._cancel(topology, touched, f"worker {slot} was lost")]
+        touched = _failing_with(topology, touched)
         ends = [*self._migrated(topology, touched, ROLLED_BACK, f"worker {slot} was lost"), *self._drop(topology, touched)]
         stranded = dict.fromkeys(task for moving in touched for task in moving.tasks if topology.places[task].slot != slot)
         return list(stranded), [*said, *ends]
@@ -416,7 +418,7 @@ class HandoverControl:
 
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
-        given_up = list(moves)
+        given_up = _failing_with(topology, list(moves))
         tasks = tasks_in(given_up)
         ends = [*self._migrated(topology, given_up, ROLLED_BACK, reason), *self._drop(topology, given_up)]
         text = f"{tasks_named(tasks)} lost while being moved: {reason}"
@@ -450,6 +452,13 @@ class HandoverControl:
                 moving = next((moving for moving in topology.handover.batch if moving.number == move), None)
                 return (topology, moving) if moving is not None else None
         return None
+
+
+def _failing_with(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
+    """The moves that fail if these fail after they have switched. If a task that gives or takes key groups is lost, none of its
+    other moves can end; and the task at the other end of one that cannot lacks groups, or has too many, until it is restored.
+    Exactly once, all tasks are restored anyway."""
+    return moves if topology.graph.exactly_once else connected(topology.handover.batch, tasks_in(moves))
 
 
 def _in_place(topology: TopologyState, moving: Moving) -> bool:

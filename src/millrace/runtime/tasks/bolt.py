@@ -71,7 +71,7 @@ class BoltTask(Task):
 
     def on_start(self, due: Mapping[str, float]) -> None:
         self.acks.by_hand = self.component.acks_itself or not self.component.auto_ack
-        self.inbox.early = False
+        self.inbox.taken_over()
         self.worker.start_timers(self, due)
         self.inbox.put_back(self.snapshots.take_in_flight())
         self.settling.settle()  # sends what initialize emitted

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING
+from sys import getsizeof
+from typing import TYPE_CHECKING, Any
 
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
 from millrace.runtime.flow.overtaken import Overtaken
@@ -16,7 +17,7 @@ from millrace.runtime.wire import messages as wire
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
 
-HELD_BYTES = 64 << 20  # that a bolt may get from other workers before it has taken over, until its senders have to wait
+HELD_BYTES = 64 << 20  # that a bolt may get before it has taken over, until its senders have to wait
 HELD_TUPLES = 200_000  # tuples a bolt may leave unacked, or get before it has taken over, until its senders have to wait
 NOWHERE = Inlet(-1, 0, "", ("",), -1, None)
 
@@ -47,6 +48,7 @@ class Inbox:
         self._lanes: dict[int, deque[Delivery]] = {}  # input for key groups whose state has not come yet, by move
         self.early = False  # the task has not taken over yet: input waits, and is credited all the same
         self._early_tuples = self._early_bytes = 0
+        self._lane_bytes: Counter[int] = Counter()  # by move
 
     def deliver(self, delivery: Delivery) -> None:
         task = self._task
@@ -57,7 +59,7 @@ class Inbox:
             return
         if delivery.lane and delivery.lane not in self.taken_lanes and delivery.lane >= self._past:
             self._lanes.setdefault(delivery.lane, deque()).append(delivery)
-            self._credit_early(delivery)
+            self._lane_bytes[delivery.lane] += self._credit_early(delivery)
             return
         if delivery.form >= wire.MARKS:
             if delivery.form == wire.WAVE:
@@ -193,7 +195,7 @@ class Inbox:
         self.taken_lanes.add(move)
         lane = self._lanes.pop(move, deque())
         self._early_tuples -= sum(delivery.count for delivery in lane)
-        self._early_bytes -= sum(map(_size, lane))
+        self._early_bytes -= self._lane_bytes.pop(move, 0)
         self._deliver_all(lane)
 
     def end_of(self, inlet: Inlet) -> None:
@@ -213,13 +215,21 @@ class Inbox:
         for delivery in deliveries:
             self.deliver(delivery)
 
-    def _credit_early(self, delivery: Delivery) -> None:
-        """Credit a chunk on arrival, or else a full channel would stop its sender, which has other receivers, too."""
+    def taken_over(self) -> None:
+        """Credit input when it is processed from now on. What came before does not count when key groups move here later."""
+        self.early = False
+        self._early_tuples = self._early_bytes = 0
+
+    def _credit_early(self, delivery: Delivery) -> int:
+        """Credit a chunk on arrival, or else a full channel would stop its sender, which has other receivers, too. Returns its
+        size in bytes."""
+        size = _size(delivery)
         self._early_tuples += delivery.count
-        self._early_bytes += _size(delivery)
+        self._early_bytes += size
         if self._early_tuples <= HELD_TUPLES and self._early_bytes <= HELD_BYTES:
             delivery.more = True  # no credit is due when it is processed
             self._worker.consumed(self._task, delivery.inlet)
+        return size
 
     def forgotten(self, source: int, incarnation: int) -> bool:
         """True if the task has no inlet for this incarnation of a sender, and has some for later ones."""
@@ -260,5 +270,19 @@ class Inbox:
 
 
 def _size(delivery: Delivery) -> int:
-    """Bytes of a chunk that came from another worker."""
-    return 0 if delivery.local else len(delivery.body)
+    """Bytes of a chunk as it came from another worker, or of its values in memory if it came from this one."""
+    if not delivery.local:
+        return len(delivery.body)
+    return delivery.body.nbytes if delivery.form == wire.ARROW else _memory(delivery.body)
+
+
+def _memory(values: Iterable[Any]) -> int:
+    """Bytes of values and of everything in them."""
+    size = 0
+    for value in values:
+        size += getsizeof(value)
+        if isinstance(value, list | tuple | set | frozenset):
+            size += _memory(value)
+        elif isinstance(value, dict):
+            size += _memory(chain(value, value.values()))
+    return size

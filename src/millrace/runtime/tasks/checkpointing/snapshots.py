@@ -396,10 +396,15 @@ class Snapshots:
             pieces.update(self.state.last_pieces(changed))
         return Snapshot(pieces, position, staged=staged)
 
+    def empty(self) -> None:
+        """Drop entries that the component has set while it was initialized: the incarnation before it had set them, too, and
+        may have deleted them since. Runs where the task does."""
+        if self.state is not None:
+            self.state.load({group: ({}, None) for group in self.state.owned})
+
     def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
         """Copy the key groups of a committed wave, on the store thread; if an earlier one was copied, only what has changed.
-        Entries that the component has set while it was initialized are dropped: the old incarnation had set them before. Runs
-        on the loop; `done` gets the number of bytes, and the error if it failed."""
+        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
         state = self.state
 
         def read() -> int:

@@ -34,7 +34,8 @@ class Arrival(Takeover):
     # -- arming --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Make the component and initialize it. What it emits then is dropped: the old incarnation has emitted it before."""
+        """Make the component and initialize it. What it emits then, or puts into keyed state, is dropped: the old incarnation
+        has done so before."""
         task = self._task
         if task.ended:
             return
@@ -47,6 +48,7 @@ class Arrival(Takeover):
     def _make(self) -> None:
         self._error = error_of(partial(self._task.life.build, empty_state=True))
         self._task.outbox.take()
+        self._task.snapshots.empty()
 
     def _made(self) -> None:
         self._task.busy = False

@@ -26,8 +26,7 @@ class Departure:
 
     def __init__(self, task: Task, move: Move, limit: float) -> None:
         self._task = task
-        now = task.worker.clock.now()
-        self._impatient_at, self._ends_at = now + PATIENCE * limit, now + 2 * limit
+        self._impatient_at = task.worker.clock.now() + PATIENCE * limit
         self._froze_at = 0.0
         self._packing = False
         self._snapshot: Snapshot | None = None
@@ -86,7 +85,8 @@ class Departure:
 
     @property
     def over(self) -> bool:
-        """True if every receiver has had its end. Until then it is there to be asked for lost chunks."""
+        """True if every receiver that has a place has had its end. Until then it is there to be asked for lost chunks, however
+        long that takes: a receiver without the end waits for it, and takes nothing of the new incarnation."""
         task = self._task
-        late = task.worker.clock.now() >= self._ends_at
-        return self.frozen and (late or all(channel.consumed >= channel.seq for channel in task.channels.values()))
+        return self.frozen and all(channel.consumed >= channel.seq for channel in task.channels.values()
+                                   if channel.target_name in task.topology.places)

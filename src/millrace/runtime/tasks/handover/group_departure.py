@@ -26,7 +26,7 @@ class GroupDeparture:
     def __init__(self, task: BoltTask, move: Move, limit: float) -> None:
         self._task = task
         self._queued = False
-        self._ends: dict[Channel, int] = {}  # number of the END in each channel
+        self._ends: dict[Channel, int] | None = None  # number of the END in each channel, once it was sent
         self._ends_at = task.worker.clock.now() + 2 * limit
         self._pieces: Pieces | None = None
         self._error: BaseException | None = None
@@ -49,8 +49,8 @@ class GroupDeparture:
     @property
     def over(self) -> bool:
         """True if every receiver has had its end."""
-        late = self._task.worker.clock.now() >= self._ends_at
-        return late or (bool(self._ends) and all(channel.consumed >= self._ends.get(channel, 0)
+        ends, late = self._ends, self._task.worker.clock.now() >= self._ends_at
+        return late or (ends is not None and all(channel.consumed >= ends.get(channel, 0)
                                                  for channel in self._task.channels.values()))
 
     def hand_over(self) -> None:
@@ -75,7 +75,7 @@ class GroupDeparture:
         task.send_waiting()
         for channel in task.channels.values():
             channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
-            self._ends[channel] = channel.seq
+        self._ends = {channel: channel.seq for channel in task.channels.values()}
         if pieces is not None:
             task.snapshots.forget_groups(self.move.groups)
             send_state(task, self.move, pieces, Closing(paused=task.worker.clock.now() - since, stopped_at=since))
