@@ -73,7 +73,10 @@ def test_without_faults(topology: Any, actions: list[tuple[str, int, int, int]])
         act(cluster, name, action, which, slot)
         cluster.step(steps)
     cluster.run_until(lambda: state.handover.at_rest)
-    assert not flaws(cluster) and state.epoch == epoch, (flaws(cluster), cluster.said)
+    unwanted = flaws(cluster)
+    if topology is AllKinds:
+        unwanted.pop("failed", None)  # one of its bolts refuses tuples on purpose
+    assert not unwanted and state.epoch == epoch, (unwanted, cluster.said)
     finish(cluster, name)
     check(topology)
 
