@@ -85,8 +85,7 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
             ("phases", f"{switched}ended after {_ms(phases['done'])} ms"),
             ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
                       f"{share(row['throughput_ratio'])} of the throughput before"),
-            ("degraded", ", ".join(f"{seconds:g} s by {level} %" for level, seconds in row["degraded_s"].items()
-                                   if seconds is not None) or UNKNOWN),
+            ("degraded", _degraded(row["degraded_s"])),
             ("latency", f"{_ms(row['latency_before_ms'])} ms before, {_ms(row['peak_latency_ms'])} ms at most, "
                         f"{_ms(row['latency_after_ms'])} ms after"),
             ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed; "
@@ -114,7 +113,7 @@ def print_events(answer: list[dict[str, Any]]) -> None:
         stamp = time.strftime("%H:%M:%S  ", time.localtime(event["time"]))
         console.print(Hanging(shortened(f"{topic}{event['text']}"), stamp, "yellow" if event["level"] == "warning" else ""))
         if event["cause"] and event["cause"] not in event["text"]:
-            console.print(Hanging(shortened(event["cause"]), " " * len(stamp) + "because of ", "dim"))
+            console.print(Hanging(shortened(event["cause"]), " " * len(stamp) + "cause: ", "dim"))
 
 
 def _what(move: dict[str, Any]) -> str:
@@ -134,6 +133,11 @@ def _tasks(row: dict[str, Any]) -> str:
     if len(named) <= TASKS_SHOWN:
         return named
     return f"{number_of(groups, 'key group')} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
+
+
+def _degraded(seconds: dict[str, float | None]) -> str:
+    missing = ", ".join(f"{level} % for {value:g} s" for level, value in seconds.items() if value is not None)
+    return f"throughput missing: at least {missing}" if missing else UNKNOWN
 
 
 def _longest_pause(row: dict[str, Any]) -> float | None:

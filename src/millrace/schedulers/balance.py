@@ -1,7 +1,7 @@
 """Balances load by giving key groups to other tasks of the same component.
 
 Placing tasks cannot help against skewed keys: the task that owns the hot ones is slow wherever it runs. Its key groups can move
-to other tasks if the topology runs in batches: between two batches no tuple is in flight.
+to other tasks while the stream runs.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ A reassembled blob is checked as a whole: the result is the original data, or an
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, islice
@@ -151,6 +152,7 @@ class FragmentTree:
         self.bytes = 0
         self._root = _Branch()
         self._needed: dict[str, frozenset[str]] = {}  # by task: also blobs of another one whose key groups it has taken over
+        self._users: Counter[str] = Counter()  # by blob: the number of tasks that need it
 
     def put(self, fragment: Fragment) -> bool:
         """Adds a fragment; returns False, without a change, if there is no room."""
@@ -177,22 +179,34 @@ class FragmentTree:
         """Drops the blobs with these names, or all below the path of a task, component or topology. Returns the number of
         blobs dropped."""
         for prefix in prefixes:
-            self._needed = {task: blobs for task, blobs in self._needed.items() if not f"{task}/".startswith(f"{prefix}/")}
+            for task in [task for task in self._needed if f"{task}/".startswith(f"{prefix}/")]:
+                self._need(task, frozenset())
         return sum(self._cut_off(_path(prefix)) for prefix in prefixes)
 
     def keep_only(self, task: str, blobs: Collection[str]) -> int:
         """Drops all blobs of a task, and all that it has needed of others, except these and those that another task needs.
         Include those that are being saved."""
-        before = self._needed.pop(task, frozenset())
-        self._needed[task] = frozenset(blobs)
-        kept = frozenset().union(*self._needed.values())
-        return sum(self._cut_off(_path(blob)) for blob in before.union(held.blob for held in self.listing(task)) - kept)
+        before = self._need(task, frozenset(blobs))
+        return sum(self._cut_off(_path(blob)) for blob in before.union(held.blob for held in self.listing(task))
+                   if blob not in self._users)
 
     def listing(self, prefix: str = "") -> list[HeldBlob]:
         """The blobs below the prefix, by name."""
         branch = self._find(_path(prefix))
         blobs = branch.blobs(_path(prefix)) if branch is not None else ()
         return sorted(HeldBlob(blob, sorted(fragments), _size(fragments)) for blob, fragments in blobs)
+
+    def _need(self, task: str, blobs: frozenset[str]) -> frozenset[str]:
+        """Replaces the blobs that a task needs, and returns those that it needed before."""
+        before = self._needed.pop(task, frozenset())
+        if blobs:
+            self._needed[task] = blobs
+        self._users.update(blobs - before)
+        for blob in before - blobs:
+            self._users[blob] -= 1
+            if not self._users[blob]:
+                del self._users[blob]
+        return before
 
     def _find(self, path: Iterable[str]) -> _Branch | None:
         branch: _Branch | None = self._root

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from millrace.control.events import Replanned
@@ -14,14 +12,8 @@ from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.wave_runs import start, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 TALLY = TaskId("tally", 0)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def told(cluster: LocalCluster, task: TaskId | None = None) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@ with the new one, with a sender or with a receiver dies, stands still, or gets n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from millrace.testing.local_cluster import LocalCluster
 from support.cluster import watched_moves as watched
 from support.cluster import wave_parts as parts
 from support.cluster.watched_moves import DOWNSTREAM, GROUPS, LANE, NEW, OLD, ROLES, TASK, UPSTREAM, Short, ShortAtLeast
-from support.cluster.wave_runs import assert_exact, finish, finish_at_least
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 600
 MESSAGES = {TASK: (watched.ARMED, watched.MOVE, watched.STATE, watched.END, watched.START, watched.TAKEN)}
 MESSAGES[GROUPS] = (*MESSAGES[TASK], LANE)
@@ -21,13 +20,6 @@ STEPS = [(what, message) for what in MESSAGES for message in MESSAGES[what]]
 KILLED, STILL, STILL_TOO_LONG = "killed", "still", "still too long"
 AGENT_STOPPED, AGENT_KILLED = "agent stopped", "agent killed"
 NEIGHBOURS = {OLD: UPSTREAM, NEW: DOWNSTREAM, UPSTREAM: NEW, DOWNSTREAM: OLD}  # the worker that is the agent of both
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def suffer(cluster: LocalCluster, fault: str, slot: int, agent: int, release: Any) -> None:
@@ -54,11 +46,7 @@ def check(topology: Any, what: str, message: str, role: str, fault: str) -> None
     move.until_message(message)
     suffer(move.cluster, fault, move.slots[role], move.slots[NEIGHBOURS[role]], move.release)
     move.cluster.run_until(lambda: move.at_rest)
-    if topology is Short:
-        finish(move.cluster, move.name)
-        assert_exact(LIMIT, 1)
-    else:
-        finish_at_least(move.cluster, LIMIT, move.name)
+    move.end()
     if fault == STILL:
         assert move.state.epoch == move.epoch, move.cluster.said
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,16 +13,11 @@ from millrace.model.graph import TaskId
 from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
+from support.cluster.watched_moves import BETWEEN_WORKERS, kind_of
 from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, tasks, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1200
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def moving(topology: Any, component: str, phase: str, steps: int) -> LocalCluster:
@@ -119,7 +112,8 @@ def test_a_worker_learns_of_the_plans_late(slot: int) -> None:
 @pytest.mark.parametrize("kind", [wire.Armed, wire.Taken])
 def test_an_answer_to_the_master_is_lost(kind: type) -> None:
     cluster, lost = moving(parts.Exact, "tally", ARM, 0), list[Any]()
-    epoch = cluster.master.topologies["exact"].epoch
+    state = cluster.master.topologies["exact"]
+    epoch = state.epoch
 
     def lose(message: Any) -> bool:
         if isinstance(message, kind) and len(lost) < 2:
@@ -128,31 +122,20 @@ def test_an_answer_to_the_master_is_lost(kind: type) -> None:
         return False
 
     cluster.lose = lose
-    cluster.run_until(lambda: cluster.master.topologies["exact"].handover.phase == RESTING)
+    cluster.run_until(lambda: state.handover.phase == RESTING)
     assert len(lost) == 2
     finish(cluster)
     assert_exact(LIMIT)
-    assert not any("roll" in text for text in cluster.said) and epoch
+    assert not any("roll" in text for text in cluster.said) and state.epoch == epoch
 
 
-def is_state(frames: list[bytes]) -> bool:
-    return isinstance(wire.decode_data(frames[0]), wire.StatePart)
-
-
-def is_mark(kind: str, frames: list[bytes]) -> bool:
-    message = wire.decode_data(frames[0])
-    return (isinstance(message, wire.Chunk) and message.form == wire.HANDOVER
-            and wire.decode_handover(frames[1]).kind == kind)
-
-
-@pytest.mark.parametrize("chosen", [is_state, partial(is_mark, wire.MOVE), partial(is_mark, wire.END),
-                                    partial(is_mark, wire.START)])
+@pytest.mark.parametrize("kind", BETWEEN_WORKERS)
 @pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast])
-def test_a_message_between_workers_is_lost(chosen: Callable[[list[bytes]], bool], topology: Any) -> None:
+def test_a_message_between_workers_is_lost(kind: str, topology: Any) -> None:
     cluster, lost = moving(topology, "tally", ARM, 0), list[Any]()
 
     def drop(sender: int, receiver: int, frames: list[bytes]) -> bool:
-        if not lost and chosen(frames):
+        if not lost and kind_of(frames) == kind:
             lost.append(frames)
             return True
         return False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +12,13 @@ from millrace.control.events import Regrouped
 from millrace.control.moves import REFRESH
 from millrace.errors import KeyNotOwned, TopologyError, UnknownName
 from millrace.model.graph import TaskId
-from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
-from support.cluster.cluster_runs import counter
+from support.cluster.moved_runs import assert_once_in_order, at_rest, flaws, until_processed
+from support.cluster.watched_moves import STATE, kind_of
 from support.cluster.wave_runs import (
     LIMIT,
     assert_exact,
-    counts,
     finish,
     finish_at_least,
     start,
@@ -29,12 +26,7 @@ from support.cluster.wave_runs import (
     until_wave,
 )
 
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 
 
 def owners(cluster: LocalCluster, name: str = "exact") -> tuple[int, ...]:
@@ -49,15 +41,6 @@ def give(cluster: LocalCluster, old: int, new: int, share: float = 0.5, name: st
     return groups
 
 
-def at_rest(cluster: LocalCluster, name: str = "exact") -> bool:
-    return cluster.master.topologies[name].handover.at_rest
-
-
-def meters(cluster: LocalCluster) -> dict[str, int]:
-    return {name: sum(getattr(task.meters, name) for worker in cluster.workers.values() for run in worker.topologies.values()
-                      for task in run.everyone()) for name in ("gaps", "repeats", "replayed", "failed")}
-
-
 @pytest.mark.parametrize("topology", [parts.Exact, parts.ExactKeyed])
 def test_groups_move_within_the_epoch(topology: Any) -> None:
     name = topology.__name__.lower()
@@ -69,7 +52,7 @@ def test_groups_move_within_the_epoch(topology: Any) -> None:
         cluster.run_until(lambda: at_rest(cluster, name))
         assert all(owners(cluster, name)[group] == new for group in groups)
         cluster.step(20)
-    assert not any(meters(cluster).values()) and counter(cluster, "stale") == 0
+    assert not flaws(cluster), (flaws(cluster), cluster.said)
     assert cluster.master.topologies[name].epoch == epoch, cluster.said
     finish(cluster, name)
     assert_exact()
@@ -88,19 +71,16 @@ def test_all_groups_of_a_task_leave_it_and_return() -> None:
 
 
 @pytest.mark.parametrize("topology", [parts.AtLeast, parts.AtMost])
-def test_nothing_is_lost_or_replayed_without_a_fault(topology: Any) -> None:
+def test_nothing_is_lost_replayed_or_reordered_without_a_fault(topology: Any) -> None:
     name = topology.__name__.lower()
     cluster = start(topology)
     until_wave(cluster, 2, name)
     for old, new in ((0, 1), (1, 2), (2, 0)):
         give(cluster, old, new, name=name)
         cluster.run_until(lambda: at_rest(cluster, name))
-    cluster.run_until(lambda: all(task.component.exhausted and not task.component.unacked_tuples
-                                  for task in tasks(cluster, "numbers")))
-    cluster.run(0.5)
-    assert not any(meters(cluster).values()) and counter(cluster, "stale") == 0
-    assert counts(cluster) == parts.expected_counts(LIMIT, 1)
-    assert Counter((key, number) for key, number, _ in parts.WRITTEN) == parts.expected_rows(LIMIT, 1)
+    until_processed(cluster)
+    assert not flaws(cluster), (flaws(cluster), cluster.said)
+    assert_once_in_order(cluster)
 
 
 def test_other_groups_do_not_wait() -> None:
@@ -111,7 +91,7 @@ def test_other_groups_do_not_wait() -> None:
     post = cluster.post
 
     def delayed(sender: int, address: Any, frames: list[bytes]) -> None:
-        if isinstance(wire.decode_data(frames[0]), wire.StatePart):
+        if kind_of(frames) == STATE:
             kept.append((sender, address, frames))
         else:
             post(sender, address, frames)

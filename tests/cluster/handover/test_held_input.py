@@ -3,7 +3,7 @@ wait, and go on when it is done. One that takes too long ends like a loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,20 +12,13 @@ from millrace.config import CHANNEL_WINDOW, CHUNK_TUPLES
 from millrace.control.assignment import SWITCH
 from millrace.runtime.tasks import inbox
 from support.cluster import watched_moves as watched
-from support.cluster import wave_parts as parts
 from support.cluster.watched_moves import GROUPS, TASK, Short, ShortAtLeast, WatchedMove
-from support.cluster.wave_runs import assert_exact, finish, finish_at_least, tasks
+from support.cluster.wave_runs import tasks
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT, CHUNK, WINDOW, SENDERS = 12_000, 20, 8, 2
 UNCREDITED = SENDERS * WINDOW * CHUNK  # that senders may have sent beyond what is credited
 ROW_BYTES = 20  # at most, of a row on the wire
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def fast(topology: Any, what: str, **config: Any) -> WatchedMove:
@@ -45,14 +38,6 @@ def most_held(move: WatchedMove, component: str, seconds: float, size: Callable[
 
 def emitted(move: WatchedMove) -> list[int]:
     return [task.component._next_position for task in tasks(move.cluster, "numbers")]
-
-
-def check(move: WatchedMove) -> None:
-    if move.name == "short":
-        finish(move.cluster, move.name)
-        assert_exact(LIMIT, 1)
-    else:
-        finish_at_least(move.cluster, LIMIT, move.name)
 
 
 def held_bytes(box: Any) -> int:
@@ -81,7 +66,7 @@ def test_input_waits_for_state(topology: Any, what: str, limit: str, monkeypatch
     assert move.state.handover.phase == SWITCH
     move.release()
     move.cluster.run_until(lambda: move.at_rest)
-    check(move)
+    move.end()
     assert move.state.epoch == move.epoch and not move.failures()
 
 
@@ -99,7 +84,7 @@ def test_the_state_never_comes_and_the_buffer_is_full(topology: Any, what: str, 
     move.cluster.run_until(lambda: move.at_rest)
     assert [record["outcome"] for record in move.failures()] == ["rolled back"]
     assert "topology.handover.switch.secs = 3" in move.failures()[0]["reason"]
-    check(move)
+    move.end()
 
 
 @pytest.mark.parametrize("topology", [Short, ShortAtLeast])
@@ -119,5 +104,5 @@ def test_input_waits_for_the_end_of_the_old_sender(topology: Any, what: str) -> 
     move.release()
     move.cluster.run_until(lambda: move.at_rest)
     epoch = move.state.epoch
-    check(move)
+    move.end()
     assert epoch == move.epoch and not move.failures()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -55,11 +54,8 @@ class Kept(Topology):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
+def _fresh_ticks(fresh_wave_parts: None) -> None:
     Keeper.ticks.clear()
-    yield
-    parts.forget()
 
 
 def contents(cluster: LocalCluster) -> dict[str, dict[Any, Any]]:

@@ -15,8 +15,9 @@ from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
-from support.cluster.cluster_runs import counter
-from support.cluster.wave_runs import LIMIT, assert_exact, counts, finish, start, tasks, until_wave
+from support.cluster.moved_runs import assert_once_in_order, flaws
+from support.cluster.watched_moves import END, MOVE, START, kind_of
+from support.cluster.wave_runs import assert_exact, finish, start, tasks, until_wave
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 SENDERS = {"one": "numbers", "two": "one", "tally": "one", "ledger": "tally"}
@@ -35,9 +36,10 @@ def lose_once(cluster: LocalCluster, kind: str, source: TaskId | None, target: T
     lost: list[wire.Chunk] = []
 
     def drop(sender: int, receiver: int, frames: list[bytes]) -> bool:
-        message = wire.decode_data(frames[0])
-        if not isinstance(message, wire.Chunk) or message.form != wire.HANDOVER or wire.decode_handover(frames[1]).kind != kind:
+        if kind_of(frames) != kind:
             return False
+        message = wire.decode_data(frames[0])
+        assert isinstance(message, wire.Chunk)
         channel = state.graph.task(message.source), state.graph.task(message.target)
         chosen = (source is None or channel[0] == source) and (target is None or channel[1] == target)
         if not chosen or any((message.source, message.target) == (other.source, other.target) for other in lost):
@@ -55,16 +57,13 @@ def assert_undisturbed(cluster: LocalCluster, name: str, epoch: int) -> None:
     assert [record["outcome"] for record in cluster.migrations.past()] == ["done"], cluster.said
     cluster.run_until(lambda: all(task.component.exhausted for task in tasks(cluster, "numbers")))
     cluster.run(1.5)
-    meters = {kind: sum(getattr(task.meters, kind) for worker in cluster.workers.values()
-                        for run in worker.topologies.values() for task in run.everyone())
-              for kind in ("gaps", "repeats", "replayed", "failed")}
-    assert not any(meters.values()) and counter(cluster, "stale") == 0, meters
+    assert not flaws(cluster), (flaws(cluster), cluster.said)
     assert (state.epoch, state.losses) == (epoch, 0), cluster.said
     if name == "exact":
         finish(cluster)
         assert_exact()
     else:
-        assert counts(cluster) == parts.expected_counts(LIMIT, 1)
+        assert_once_in_order(cluster)
 
 
 @pytest.mark.parametrize(("topology", "component", "index"), [
@@ -77,7 +76,7 @@ def test_a_sender_has_cut_its_channel(topology: Any, component: str, index: int)
     cluster, task = started(topology), TaskId(component, 0)
     state = cluster.master.topologies[name]
     epoch = state.epoch
-    lost = lose_once(cluster, wire.MOVE, TaskId(SENDERS[component], index), task)
+    lost = lose_once(cluster, MOVE, TaskId(SENDERS[component], index), task)
     cluster.move(name, task, SLOT)
     cluster.run_until(lambda: state.handover.phase == RESTING)
     assert len(lost) == 1 and cluster.where(name)[task] == SLOT
@@ -85,7 +84,7 @@ def test_a_sender_has_cut_its_channel(topology: Any, component: str, index: int)
 
 
 @pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast, parts.AtMost])
-@pytest.mark.parametrize("kind", [wire.MOVE, wire.END])
+@pytest.mark.parametrize("kind", [MOVE, END])
 def test_all_channels_lose_their_mark(topology: Any, kind: str) -> None:
     name = topology.__name__.lower()
     cluster, task = started(topology), TaskId("tally", 0)
@@ -94,7 +93,7 @@ def test_all_channels_lose_their_mark(topology: Any, kind: str) -> None:
     lost = lose_once(cluster, kind, None, None)
     cluster.move(name, task, SLOT)
     cluster.run_until(lambda: state.handover.phase == RESTING)
-    assert len(lost) == (len(state.graph.upstream("tally")) if kind == wire.MOVE else 2)
+    assert len(lost) == (len(state.graph.upstream("tally")) if kind == MOVE else 2)
     assert_undisturbed(cluster, name, epoch)
 
 
@@ -103,7 +102,7 @@ def test_the_end_of_a_task_is_lost_at_each_of_its_channels(component: str) -> No
     cluster, task = started(parts.Exact), TaskId(component, 0)
     state = cluster.master.topologies["exact"]
     epoch = state.epoch
-    lost = lose_once(cluster, wire.END, task, None)
+    lost = lose_once(cluster, END, task, None)
     cluster.move("exact", task, SLOT)
     cluster.run_until(lambda: state.handover.phase == RESTING)
     assert len(lost) == {"numbers": 2, "one": 5}[component]
@@ -117,7 +116,7 @@ def test_the_mark_of_key_groups_is_lost_in_a_channel_that_is_idle() -> None:
     epoch = state.epoch
     cluster.run_until(lambda: all(task.component.exhausted for task in tasks(cluster, "numbers")))
     cluster.run(0.5)
-    lost = lose_once(cluster, wire.MOVE, None, TaskId("tally", 0))
+    lost = lose_once(cluster, MOVE, None, TaskId("tally", 0))
     groups = [group for group, owner in enumerate(state.key_groups["tally"]) if owner == 0]
     cluster.tell(Regrouped("exact", "tally", dict.fromkeys(groups[::2], 1)))
     cluster.run_until(lambda: state.handover.phase == SWITCH)
@@ -161,9 +160,7 @@ def test_ends_without_a_successor_do_not_pile_up() -> None:
     state = cluster.master.topologies["atleast"]
     places = set(cluster.where("atleast").values())
     free = sorted(set(range(BUSY)) - places)[:2]
-    cluster.drop = lambda sender, receiver, frames: (
-        isinstance(message := wire.decode_data(frames[0]), wire.Chunk) and message.form == wire.HANDOVER
-        and wire.decode_handover(frames[1]).kind == wire.START)
+    cluster.drop = lambda sender, receiver, frames: kind_of(frames) == START
     for turn in range(8):
         cluster.move("atleast", TaskId("tally", 0), free[turn % 2])
         cluster.run_until(lambda: state.handover.at_rest)

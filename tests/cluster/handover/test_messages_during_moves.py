@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,29 +14,11 @@ from millrace.model.graph import TaskId
 from millrace.runtime.tasks import inbox
 from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
-from support.cluster import wave_parts as parts
+from support.cluster.watched_moves import BETWEEN_WORKERS, START, STATE, kind_of
 from support.cluster.wave_runs import assert_exact, finish, start, tasks, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1200
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
-
-
-def is_state(message: Any, body: bytes) -> bool:
-    return isinstance(message, wire.StatePart)
-
-
-def is_mark(kind: str, message: Any, body: bytes) -> bool:
-    return isinstance(message, wire.Chunk) and message.form == wire.HANDOVER and wire.decode_handover(body).kind == kind
-
-
-def is_chosen(chosen: Callable[[Any, bytes], bool], frames: list[bytes]) -> bool:
-    return chosen(wire.decode_data(frames[0]), frames[1] if len(frames) > 1 else b"")
 
 
 def move(cluster: LocalCluster, task: TaskId) -> None:
@@ -46,14 +26,13 @@ def move(cluster: LocalCluster, task: TaskId) -> None:
 
 
 @pytest.mark.parametrize("component", ["numbers", "tally", "ledger"])
-@pytest.mark.parametrize("chosen", [is_state, partial(is_mark, wire.MOVE), partial(is_mark, wire.END),
-                                    partial(is_mark, wire.START)])
-def test_a_message_between_workers_comes_twice(component: str, chosen: Callable[[Any, bytes], bool]) -> None:
+@pytest.mark.parametrize("kind", BETWEEN_WORKERS)
+def test_a_message_between_workers_comes_twice(component: str, kind: str) -> None:
     cluster, post = start(limit=LIMIT), LocalCluster.post
     until_wave(cluster, 1)
 
     def twice(sender: int, address: Any, frames: list[bytes]) -> None:
-        for _ in range(2 if is_chosen(chosen, frames) else 1):
+        for _ in range(2 if kind_of(frames) == kind else 1):
             post(cluster, sender, address, list(frames))
 
     epoch = cluster.master.topologies["exact"].epoch
@@ -96,7 +75,7 @@ def test_sources_wait_while_the_state_is_long_under_way(limit: str, most: int, m
     post = cluster.post
 
     def keep_state(sender: int, address: Any, frames: list[bytes]) -> None:
-        if is_chosen(is_state, frames):
+        if kind_of(frames) == STATE:
             kept.append((sender, address, frames))
         else:
             post(sender, address, frames)
@@ -136,7 +115,7 @@ def test_the_old_worker_dies_with_its_last_chunks_after_the_new_one_has_taken_ov
 
     def keep_start(sender: int, address: Any, frames: list[bytes]) -> None:
         pair = sender, address.slot
-        if pair in behind or (late == "start" and is_chosen(partial(is_mark, wire.START), frames)):
+        if pair in behind or (late == "start" and kind_of(frames) == START):
             behind.add(pair)  # messages of two workers stay in order
             kept.append((sender, address, frames))
         else:

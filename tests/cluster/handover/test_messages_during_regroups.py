@@ -3,33 +3,17 @@ output is never short, and without a loss the topology does not roll back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from support.cluster import watched_moves as watched
-from support.cluster import wave_parts as parts
 from support.cluster.watched_moves import GROUPS, Short, ShortAtLeast, WatchedMove
-from support.cluster.wave_runs import assert_exact, finish, finish_at_least
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 600
 MESSAGES = (*watched.BETWEEN_WORKERS, watched.LANE)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
-
-
-def check(move: WatchedMove) -> None:
-    if move.name == "short":
-        finish(move.cluster, move.name)
-        assert_exact(LIMIT, 1)
-    else:
-        finish_at_least(move.cluster, LIMIT, move.name)
 
 
 @pytest.mark.parametrize("topology", [Short, ShortAtLeast])
@@ -50,7 +34,7 @@ def test_a_message_is_lost(topology: Any, kind: str, which: int) -> None:
     move.move()
     move.cluster.run_until(lambda: len(lost) > which, seconds=2.0)
     move.cluster.run_until(lambda: move.at_rest)
-    check(move)
+    move.end()
 
 
 @pytest.mark.parametrize("topology", [Short, ShortAtLeast])
@@ -67,7 +51,7 @@ def test_every_message_comes_twice(topology: Any, kind: str) -> None:
     move.move()
     move.cluster.run_until(lambda: move.at_rest)
     assert seen and move.state.epoch == move.epoch, move.cluster.said
-    check(move)
+    move.end()
     assert not any("lost" in text for text in move.cluster.said), move.cluster.said
 
 
@@ -82,5 +66,5 @@ def test_a_message_is_late(topology: Any, kind: str) -> None:
     move.release()
     move.cluster.run_until(lambda: move.at_rest)
     assert move.state.epoch == move.epoch, move.cluster.said
-    check(move)
+    move.end()
     assert not any("lost" in text for text in move.cluster.said), move.cluster.said

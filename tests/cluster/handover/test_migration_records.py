@@ -17,7 +17,7 @@ from millrace.errors import TopologyError
 from millrace.master.requests.record import moves_of
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
-from support.cluster import logged_parts, wave_parts
+from support.cluster import logged_parts
 from support.cluster.logged_parts import LOG, Logged, LoggingSink
 from support.cluster.wave_parts import Numbers
 
@@ -25,10 +25,8 @@ TALLY, SINK = TaskId("tally", 0), TaskId("sink", 0)
 
 
 @pytest.fixture(autouse=True)
-def _fresh_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(Numbers, "clock", Numbers.clock)
+def _fresh_log(fresh_wave_parts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(LoggingSink, "clock", LoggingSink.clock)
-    wave_parts.forget()
     LOG.clear()
     yield
     LOG.clear()

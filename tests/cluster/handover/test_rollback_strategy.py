@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from millrace.api.grouping import Grouping
@@ -15,19 +13,13 @@ from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave, waves
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 TALLY = TaskId("tally", 0)
 
 
 class Stateless(Topology):
     numbers = parts.Plain.spec()
     one = parts.Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def next_slot(cluster: LocalCluster, task: TaskId, name: str = "exact") -> int:

@@ -3,7 +3,6 @@ cancelled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,9 @@ from millrace.runtime.wire import messages as wire
 from support.cluster import wave_parts as parts
 from support.cluster.wave_runs import assert_exact, finish, start, until_wave
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1200
 TALLY = TaskId("tally", 0)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_parts() -> Iterator[None]:
-    parts.forget()
-    yield
-    parts.forget()
 
 
 def test_the_component_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

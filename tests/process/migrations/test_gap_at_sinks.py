@@ -206,7 +206,7 @@ def test_the_verbs(stream: Stream, cli: Cli, tmp_path: Path) -> None:
     assert code == 0 and all("unhurried[0]" in event["tasks"] for event in events)
     assert events[-1]["text"].startswith("unhurried[0] moved to worker") and events[-1]["cause"] == "person"
     code, out, _ = cli("events")
-    assert code == 0 and "unhurried[0] moves from worker" in out and "because of person" in out
+    assert code == 0 and "unhurried[0] moves from worker" in out and "cause: person" in out
 
 
 def test_records_outlive_the_master(cluster: ForkedCluster, stream: Stream) -> None:

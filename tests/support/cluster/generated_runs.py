@@ -18,7 +18,7 @@ from support.suites.kept_state import state_of
 
 NAME = "generated"
 EXACTLY, AT_LEAST, AT_MOST = "exactly-once", "at-least-once", "at-most-once"
-ON_PURPOSE = (CANCELLED_BY_PERSON, "it stays where it is", "is being restarted")
+ON_PURPOSE = (CANCELLED_BY_PERSON, "you moved it to the worker where it already is", "is being restarted")
 FLAWS = ("gaps", "repeats", "replayed", "failed", "expired", "dead_letters", "errors")
 
 

@@ -11,7 +11,7 @@ from millrace.control.events import Regrouped
 from millrace.model.graph import ACKER, TaskId
 from millrace.runtime.wire import messages as wire
 from support.cluster.wave_parts import AtLeast, Exact, FakeLedger, Numbers, Tally
-from support.cluster.wave_runs import start, tasks, until_wave
+from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, tasks, until_wave
 
 STATE, MOVE, END, START, LANE, ARMED, TAKEN = "state", "move", "end", "start", "lane", "armed", "taken"
 BETWEEN_WORKERS = (STATE, MOVE, END, START)  # a move of key groups has lanes, too
@@ -55,7 +55,7 @@ class WatchedMove:
     """A cluster whose first tally, or half of its key groups, can be moved. `name`: that of the topology."""
 
     def __init__(self, topology: Any, what: str, limit: int, **config: Any) -> None:
-        self.name, self._what, self.limit = topology.__name__.lower(), what, limit
+        self.name, self._topology, self._what, self.limit = topology.__name__.lower(), topology, what, limit
         self.cluster = start(topology, workers=8, limit=limit, **{"rate": 800.0, **config})
         until_wave(self.cluster, 1, self.name)
         self.state = self.cluster.master.topologies[self.name]
@@ -78,6 +78,14 @@ class WatchedMove:
     @property
     def at_rest(self) -> bool:
         return bool(self.state.handover.at_rest)
+
+    def end(self) -> None:
+        """Let the stream end. Exactly once, its output must be exact; at least once, never short."""
+        if issubclass(self._topology, Short):
+            finish(self.cluster, self.name)
+            assert_exact(self.limit, 1)
+        else:
+            finish_at_least(self.cluster, self.limit, self.name)
 
     def failures(self) -> list[Any]:
         """The records of moves that were not done."""

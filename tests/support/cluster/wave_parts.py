@@ -21,6 +21,8 @@ _orders = itertools.count()
 VISIBLE: list[Any] = []
 VISIBLE_BY_TASK: defaultdict[int, list[Any]] = defaultdict(list)  # the same rows by task of the sink
 WRITTEN: list[Any] = []  # rows of a sink without two-phase commit
+WRITTEN_BY_TASK: defaultdict[int, list[Any]] = defaultdict(list)  # the same rows by task of the sink
+RECEIVED: list[tuple[int, int, str, int]] = []  # receiver, sender, key and number of each row of `Pass` and `Tally`
 FAIL_COMMIT: set[int] = set()  # waves whose first commit raises
 FAIL_WRITE: list[Exception] = []  # raised by the sink's next writes
 FAIL_SNAPSHOT: list[Exception] = []  # raised by the tally's next snapshots
@@ -36,6 +38,8 @@ def forget() -> None:
     VISIBLE.clear()
     VISIBLE_BY_TASK.clear()
     WRITTEN.clear()
+    WRITTEN_BY_TASK.clear()
+    RECEIVED.clear()
     FAIL_COMMIT.clear()
     FAIL_WRITE.clear()
     POISON.clear()
@@ -58,6 +62,7 @@ class Pass(Bolt):
     outputs: ClassVar[list[str]] = ["key", "number"]
 
     def process(self, tup: Tuple) -> None:
+        RECEIVED.append((self.task_id, tup.task, *tup.values))
         self.emit(tup.values)
 
 
@@ -81,6 +86,7 @@ class Tally(Bolt):
 
     def process(self, tup: Tuple) -> None:
         key, number = tup.values
+        RECEIVED.append((self.task_id, tup.task, key, number))
         self.counts[key] += 1
         recent = self.recent[key]
         recent.append(number)
@@ -112,6 +118,7 @@ class FakeLedger(TwoPhaseSink):
                 raise ValueError(f"{row} is not to my taste")
         if not self.exactly_once:
             WRITTEN.extend(rows)
+            WRITTEN_BY_TASK[self.task_index].extend(rows)
             return
         STAGED[self.task_index, self.epoch, -1, next(_orders)] = list(rows)
 

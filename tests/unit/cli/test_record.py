@@ -59,8 +59,8 @@ migration 1 of words: handover, done
   plan      version 3 -> 5
   phases    switched after 200 ms, ended after 550 ms
   sinks     longest gap 350 ms (usually 50 ms), 50% of the throughput before
-  degraded  0.5 s by 20 %, 0.25 s by 40 %, 0.25 s by 60 %, 0.25 s by 80 %, 0.25
-            s by 100 %
+  degraded  throughput missing: at least 20 % for 0.5 s, 40 % for 0.25 s, 60 %
+            for 0.25 s, 80 % for 0.25 s, 100 % for 0.25 s
   latency   10 ms before, 20 ms at most, 10 ms after
   tuples    77 in flight, 4 replayed; 0 chunks lost, 0 repeated
                     pause  copied  handed
@@ -119,7 +119,7 @@ def test_events_tell_the_cause_once(capsys: Capture) -> None:
     assert printed(capsys) == """\
 00:01:00  worker 1 lost: no heartbeat
 00:01:01  words: count[0] placed on worker 2
-          because of worker 1 lost: no heartbeat
+          cause: worker 1 lost: no heartbeat
 """
     print_events([])
     assert printed(capsys) == "no events\n"

@@ -172,7 +172,7 @@ def test_a_move_is_cancelled_by_a_move_to_the_present_place() -> None:
     source = story.places()[COUNT0].slot
     moved(story, COUNT0, 1 - source)
     assert moved(story, COUNT0, source) == [f"count[0] is already on worker {source}",
-                                            "count[0] not moved: it stays where it is"]
+                                            "count[0] not moved: you moved it to the worker where it already is"]
     assert topology(story).handover.phase == RESTING and story.places()[COUNT0].slot == source
     assert topology(story).homes[COUNT0] == source
 
@@ -182,7 +182,8 @@ def test_a_move_that_waits_is_cancelled_in_the_same_way() -> None:
     moved(story, COUNT0, other(story, COUNT0))
     place = story.places()[TOP0].slot
     moved(story, TOP0, 1 - place)
-    assert moved(story, TOP0, place) == [f"top[0] is already on worker {place}", "top[0] not moved: it stays where it is"]
+    assert moved(story, TOP0, place) == [f"top[0] is already on worker {place}",
+                                         "top[0] not moved: you moved it to the worker where it already is"]
     assert topology(story).homes[TOP0] == place, "it would go there when that worker is lost and comes back"
     armed(story)
     taken(story)

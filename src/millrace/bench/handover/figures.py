@@ -21,8 +21,9 @@ COLUMNS = {"strategy": "strategy", "moved_tasks": "tasks", "moved_groups": "key 
            "usual_gap_ms": "usual", "pause_ms": "pause, ms", "throughput_ratio": "throughput",
            "p99_before_ms": "p99 before, ms", "p99_during_ms": "during", "precopied_bytes": "copied, bytes",
            "delta_bytes": "delta, bytes"}
-SHORT = {"state_mb": "MB", "lost": "lost", "repeated": "again", "longest_gap_ms": "gap", "usual_gap_ms": "usual",
-         "pause_ms": "pause", "throughput_ratio": "rate", "p99_before_ms": "p99", "p99_during_ms": "then"}  # on a terminal
+SHORT = {"state_mb": "MB", "lost": "lost", "repeated": "repeated", "longest_gap_ms": "gap", "usual_gap_ms": "usual",
+         "pause_ms": "pause", "throughput_ratio": "rate", "p99_before_ms": "p99",
+         "p99_during_ms": "p99 during"}  # on a terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _short(name: str, value: Any) -> str:
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
     """The most important columns, in 80 characters."""
-    table = Table(title="moves under load, exactly once; times in ms, p99 before and then", title_justify="left",
+    table = Table(title="moves under load, exactly once; times in ms, p99 before and during the move", title_justify="left",
                   box=SIMPLE_HEAD, padding=0)
     table.add_column("strategy")
     table.add_column("moved")

@@ -87,7 +87,7 @@ class PlanChanges:
                                 f"{cancel}")
         if source == event.slot:
             return [Say(f"{event.task} is already on worker {event.slot}", event.name, cause=PERSON, tasks=(event.task,)),
-                    *self._handovers.withdraw(topology, event.task, "it stays where it is")]
+                    *self._handovers.withdraw(topology, event.task, "you moved it to the worker where it already is")]
         _check_changeable(topology)
         return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name, cause=PERSON,
                     tasks=(event.task,)),

@@ -1,0 +1,64 @@
+"""Helpers for the tests of moves: the counts of flaws, and the comparison of a run without faults with the truth."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster import wave_parts as parts
+from support.cluster.wave_parts import expected_counts, expected_rows
+from support.cluster.wave_runs import LIMIT, counts, tasks
+
+FLAWS = ("gaps", "repeats", "replayed", "failed")
+
+
+def at_rest(cluster: LocalCluster, name: str = "exact") -> bool:
+    return cluster.master.topologies[name].handover.at_rest
+
+
+def flaws(cluster: LocalCluster) -> dict[str, int]:
+    """The counts, if any, of lost, repeated and failed tuples, of all tasks of the plan and those that leave."""
+    found: Counter[str] = Counter()
+    for worker in cluster.workers.values():
+        found["stale"] += worker.counters["stale"]
+        for run in worker.topologies.values():
+            for task in run.everyone():
+                found.update({name: getattr(task.meters, name) for name in FLAWS})
+    return {name: count for name, count in found.items() if count}
+
+
+def until_processed(cluster: LocalCluster) -> None:
+    """Run until the spouts have sent everything, and all of it is processed. Not for exactly-once."""
+    cluster.run_until(lambda: all(task.component.exhausted and not task.component.unacked_tuples
+                                  for task in tasks(cluster, "numbers")))
+    cluster.run(0.5)
+
+
+def assert_once_in_order(cluster: LocalCluster, limit: int = LIMIT) -> None:
+    """Every row was counted and written once, and in order. For `AtLeast` and `AtMost`, whose rows take one way."""
+    assert counts(cluster) == expected_counts(limit, 1)
+    assert Counter((key, number) for key, number, _ in parts.WRITTEN) == expected_rows(limit, 1)
+    _assert_received_in_order({task.number for task in tasks(cluster, "numbers")})
+    for index, rows in parts.WRITTEN_BY_TASK.items():
+        latest: dict[str, int] = {}
+        for key, _, count in rows:
+            assert latest.get(key, 0) < count, f"ledger[{index}] got count {count} of {key} after {latest[key]}"
+            latest[key] = count
+
+
+def _assert_received_in_order(spouts: set[int]) -> None:
+    """A bolt gets the rows of a spout in the order of their numbers. The tally gets the rows of a key and a sender in the order
+    in which that sender got them, whichever of its tasks owns the key."""
+    passed, received = defaultdict[tuple[int, str], list[int]](list), defaultdict[tuple[int, str], list[int]](list)
+    from_spouts = defaultdict[tuple[int, int], list[int]](list)
+    for receiver, sender, key, number in parts.RECEIVED:
+        if sender in spouts:
+            from_spouts[sender, receiver].append(number)
+            passed[receiver, key].append(number)
+        else:
+            received[sender, key].append(number)
+    for (sender, receiver), numbers in from_spouts.items():
+        wrong = [pair for pair in pairwise(numbers) if pair[0] >= pair[1]]
+        assert not wrong, f"task {receiver} got rows of spout {sender} in the wrong order: {wrong[:5]}"
+    assert received == passed
