@@ -205,6 +205,9 @@ class PlanChanges:
                        and topology.places[task].slot != slot and not topology.graph.movable(task))
         if stuck:
             raise TopologyError(f"the plan for {name!r} moves {stuck[0]}: {topology.graph.why_fixed(stuck[0])}")
+        for component, owners in plan.key_groups.items():
+            if owners != topology.key_groups.get(component, owners) and (fixed := topology.graph.why_groups_fixed(component)):
+                raise TopologyError(f"the plan for {name!r} reassigns key groups of {component!r}: {fixed}")
         graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
         if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
             lost = ", ".join(map(str, gone))
@@ -243,6 +246,8 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
         keyed = ", ".join(sorted(topology.key_groups)) or "none"
         raise TopologyError(f"{component!r} has no key groups, because no fields grouping leads to it; components that have "
                             f"some: {keyed}")
+    if fixed := topology.graph.why_groups_fixed(component):
+        raise TopologyError(f"key groups of {component!r} cannot go to other tasks: {fixed}")
     count = len(topology.key_groups[component])
     for group, owner in owners.items():
         if not 0 <= group < count:
