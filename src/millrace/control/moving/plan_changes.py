@@ -28,7 +28,7 @@ from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
-from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan, rescaled_key_groups
 from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
@@ -176,13 +176,12 @@ class PlanChanges:
         return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=PERSON), self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
-        """Return tasks to the slot that they had to leave, so that it is used again. Spouts and ackers stay where they are,
-        because only they know their tuples in flight. Between batches nothing is in flight, so spouts return too."""
+        """Return tasks to the slot that they had to leave, so that it is used again. Those that cannot be moved stay where they
+        are."""
         if topology.status not in (RUNNING, PAUSED, STARTING):
             return []
         returning = [task for task, place in topology.places.items()
-                     if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
-                     and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
+                     if topology.homes.get(task) == slot and place.slot != slot and topology.graph.movable(task)]
         if not returning:
             return []
         cause = Cause(RETURN, f"worker {slot} is back")
