@@ -69,8 +69,8 @@ def print_migrations(answer: list[dict[str, Any]]) -> None:
         Column("usual\nms", [_ms(row["usual_gap_ms"]) for row in answer]),
         Column("rate", [share(row["throughput_ratio"]) for row in answer]),
         Column("pause\nms", [_ms(_longest_pause(row)) for row in answer], spare=True),
-        Column("lost", [count(row["lost"]) for row in answer], spare=True),
-        Column("replayed", [count(row["replayed"]) for row in answer], spare=True)))
+        Column("chunks\nlost", [count(row["lost"]) for row in answer], spare=True),
+        Column("tuples\nreplayed", [count(row["replayed"]) for row in answer], spare=True)))
 
 
 def print_migration(row: dict[str, Any], plot: str | None) -> None:
@@ -89,8 +89,8 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
                                    if seconds is not None) or UNKNOWN),
             ("latency", f"{_ms(row['latency_before_ms'])} ms before, {_ms(row['peak_latency_ms'])} ms at most, "
                         f"{_ms(row['latency_after_ms'])} ms after"),
-            ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed; "
-                       f"{number_of(row['lost'], 'chunk')} lost, {count(row['repeated'])} repeated")):
+            ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed"),
+            ("chunks", f"{count(row['lost'])} lost, {count(row['repeated'])} repeated")):
         console.print(Hanging(text, f"  {label:<10}"))
     moved = row["moved"]
     console.print(Listing(

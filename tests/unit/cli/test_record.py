@@ -50,6 +50,16 @@ def test_the_newest_migrations(capsys: Capture) -> None:
     assert printed(capsys) == "there have been no migrations\n"
 
 
+def test_lost_chunks_and_replayed_tuples_are_named_so_where_there_is_room(capsys: Capture,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    print_migrations([migration()])
+    above, below = capsys.readouterr().out.splitlines()[:2]
+    for unit, what in (("chunks", "lost"), ("tuples", "replayed")):
+        end = below.index(f" {what}") + 1 + len(what)
+        assert above[:end].endswith(f" {unit}"), "the unit stands above"
+
+
 def test_one_migration(capsys: Capture) -> None:
     print_migration(migration(), None)
     assert printed(capsys) == """\
@@ -62,7 +72,8 @@ migration 1 of words: handover, done
   degraded  0.5 s by 20 %, 0.25 s by 40 %, 0.25 s by 60 %, 0.25 s by 80 %, 0.25
             s by 100 %
   latency   10 ms before, 20 ms at most, 10 ms after
-  tuples    77 in flight, 4 replayed; 0 chunks lost, 0 repeated
+  tuples    77 in flight, 4 replayed
+  chunks    0 lost, 0 repeated
                     pause  copied  handed
 task      from  to     ms  before    over
 count[0]     0  1      12   10 MB    2 kB
