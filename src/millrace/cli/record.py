@@ -77,12 +77,12 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
     console, phases = plain_console(), row["phases_ms"]
     console.print(Hanging(f"migration {row['id']} of {row['topology']}: {row['strategy']}, {row['outcome']}"
                           f"{': ' + row['reason'] if row['reason'] else ''}", style="bold"))
-    switched = f"switched after {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
+    switched = f"switched in {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
     for label, text in (
             ("began", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))),
             ("cause", row["cause"]),
             ("plan", f"version {row['from_version']} -> {row['to_version']}"),
-            ("phases", f"{switched}ended after {_ms(phases['done'])} ms"),
+            ("phases", f"armed in {_ms(phases['arm'])} ms, {switched}ended after {_ms(phases['done'])} ms"),
             ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
                       f"{share(row['throughput_ratio'])} of the throughput before"),
             ("degraded", ", ".join(f"{seconds:g} s by {level} %" for level, seconds in row["degraded_s"].items()

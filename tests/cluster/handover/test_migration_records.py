@@ -121,7 +121,8 @@ def test_figures_are_those_of_the_sinks_own_log(task: TaskId, held: float, guara
     assert (moved["task"], moved["from"], moved["to"], moved["groups"]) == (str(task), source, target, [])
     assert (moved["precopied_bytes"] > 0) == (task == TALLY) and moved["pause_ms"] >= 900 * held
     phases = row["phases_ms"]
-    assert 0 == phases["arm"] <= phases["switch"] <= phases["done"] and phases["done"] >= held * 1000
+    assert phases["arm"] > 0 and phases["switch"] >= held * 1000
+    assert phases["arm"] + phases["switch"] == pytest.approx(phases["done"], abs=0.2), "each is rounded"
     assert (row["lost"], row["repeated"], row["replayed"]) == (0, 0, 0)
     assert {name: row[name] for name in from_log(row)} == pytest.approx(from_log(row), rel=1e-3)
     assert row["peak_latency_ms"] >= row["latency_before_ms"] > 0 and row["latency_after_ms"] > 0
