@@ -47,6 +47,7 @@ class AckerMoves:
         self._under_way: list[_UnderWay] = []
 
     def begin(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause, now: float) -> list[Command]:
+        topology.handover.supersede(topology.plan)
         topology.version += 1
         moved = tuple(TaskMove(task, topology.places[task].slot, slot) for task, slot in sorted(moves.items()))
         for task, slot in moves.items():

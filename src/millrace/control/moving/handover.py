@@ -292,7 +292,9 @@ class HandoverControl:
                             and task in topology.places and topology.places[task].slot != wanted.slot}
         sizes = topology.checkpoint.task_sizes() if topology.checkpoint is not None else {}
         tasks = batch_of(topology.graph, handover.waiting, BatchLimits.of(topology.graph.config), sizes)
-        topology.version += 1 if tasks else 0
+        if tasks:
+            handover.supersede(topology.plan)
+            topology.version += 1
         return [Moving(handover.next_number(), task, task, topology.places[task], Place(wanted.slot, topology.version),
                        wanted.cause) for task in tasks for wanted in [handover.waiting.pop(task)]]
 
@@ -349,6 +351,7 @@ class HandoverControl:
 
     def _switch(self, topology: TopologyState) -> list[Command]:
         handover, graph = topology.handover, topology.graph
+        handover.supersede(topology.plan)
         topology.version += 1
         for moving in handover.batch:
             upstream = graph.upstream(moving.task.component)

@@ -133,10 +133,12 @@ class PlanChanges:
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
-        for name, plan in event.plans.items():
-            self._check_plan(self._master.topology(name), plan, event.based_on.get(name))
+        plans = {name: _caught_up(self._master.topology(name), plan, event.based_on.get(name))
+                 for name, plan in event.plans.items()}
+        for name, plan in plans.items():
+            self._check_plan(self._master.topology(name), plan)
         commands: list[Command] = []
-        for name, plan in event.plans.items():
+        for name, plan in plans.items():
             topology = self._master.topologies[name]
             if topology.batched:
                 commands += self._replan_batches(topology, plan, event.reason)
@@ -191,13 +193,9 @@ class PlanChanges:
 
     # -- checks and changes --------------------------------------------------------------------------------------------
 
-    def _check_plan(self, topology: TopologyState, plan: Plan, based_on: int | None) -> None:
-        """Refuse a plan that was made for another version than that in force, or for workers that are gone."""
+    def _check_plan(self, topology: TopologyState, plan: Plan) -> None:
+        """Refuse a plan for workers that are gone, or of moves that cannot be."""
         name = topology.graph.name
-        _check_changeable(topology)
-        if based_on != topology.version:
-            raise StalePlan(f"{name!r} is now at version {topology.version}, and the plan was made for version {based_on}: "
-                            "it is discarded. Run the scheduler again")
         gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers
                        or slot in self._master.closed})
         stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
@@ -236,6 +234,16 @@ class PlanChanges:
         what += [f"{len(changed.key_groups)} key groups reassigned"] if changed.key_groups else []
         return [Say(f"{', '.join(what)}, from the next batch on: {reason}", topology.graph.name, cause=reason,
                     tasks=tuple(sorted({*changed.moved, *changed.started, *changed.stopped})))]
+
+
+def _caught_up(topology: TopologyState, plan: Plan, based_on: int | None) -> Plan:
+    """The plan with the moves that were carried out while it was made. Refused if anything else has changed meanwhile."""
+    _check_changeable(topology)
+    caught_up = topology.handover.caught_up(plan, based_on, topology.plan) if based_on is not None else None
+    if caught_up is None:
+        raise StalePlan(f"{topology.graph.name!r} is now at version {topology.version}, and the plan was made for version "
+                        f"{based_on}: it is discarded. Run the scheduler again")
+    return caught_up
 
 
 def check_groups(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
