@@ -117,6 +117,7 @@ class Handover:
     from_version: int = 0  # of the plan before the batch
     in_flight: int = 0  # tuples when the batch began to switch, or began
     last_number: int = 0
+    groups_next: bool = False  # it is the turn of key groups, because tasks have moved last
     superseded: dict[int, Plan] = field(default_factory=dict)  # by version: the newest that moves alone have changed
 
     def supersede(self, plan: Plan) -> None:
@@ -251,15 +252,16 @@ def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], limits: BatchLimit
 
 def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]], waiting: Mapping[GroupId, Regrouping],
                 limits: BatchLimits, sizes: Mapping[GroupId, int]) -> dict[tuple[str, int, int], list[int]]:
-    """The key groups to move next, by component, old and new owner: as many bytes as the limits allow, and none together with
-    those of a direct upstream. `sizes`: bytes of state."""
+    """The key groups to move next, by component, old and new owner: as many as the limits allow, and none together with those
+    of a direct upstream. All groups from one task to another count as one task. `sizes`: bytes of state."""
     components: set[str] = set()
     batch: dict[tuple[str, int, int], list[int]] = {}
     order = {component.name: position for position, component in enumerate(graph.components)}
     for (name, group), wanted in sorted(waiting.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        route = name, owners[name][group], wanted.owner
         if {read.source for read in graph.component(name).inputs} & components \
-                or not limits.admit(sizes.get((name, group), 0), tasks=0):
+                or not limits.admit(sizes.get((name, group), 0), tasks=0 if route in batch else 1):
             continue
         components.add(name)
-        batch.setdefault((name, owners[name][group], wanted.owner), []).append(group)
+        batch.setdefault(route, []).append(group)
     return batch

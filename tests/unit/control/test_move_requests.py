@@ -180,6 +180,32 @@ def test_key_groups_that_are_being_moved_go_on_to_the_owner_that_was_wished_last
     assert topology(story).handover.at_rest
 
 
+def test_key_groups_have_their_turn_while_tasks_keep_coming() -> None:
+    story = Story(workers=2).running()
+    group = OWNERS.index(0)
+    moved(story, TOP0, other(story, TOP0))
+    regrouped(story, {group: 1})
+    moved(story, TOP1, other(story, TOP1))
+    armed(story)
+    taken(story)
+    assert [moving.groups for moving in topology(story).handover.batch] == [(group,)], "they have waited for a batch of tasks"
+    armed(story)
+    taken(story)
+    assert topology(story).handover.moving(TOP1) is not None
+
+
+def test_the_limit_of_tasks_holds_for_key_groups() -> None:
+    """Those from one task to another count as one: with a limit of one, an exchange takes two batches."""
+    story = Story(workers=2).running(graph(**{"topology.handover.tasks": 1}))
+    first, second = OWNERS.index(0), OWNERS.index(1)
+    regrouped(story, {first: 1, first + 1: 1, second: 0})
+    for groups in ((first, first + 1), (second,)):
+        assert [moving.groups for moving in topology(story).handover.batch] == [groups]
+        armed(story)
+        taken(story)
+    assert topology(story).handover.at_rest
+
+
 # ---- cancelled ----
 
 

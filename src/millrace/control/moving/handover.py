@@ -272,14 +272,18 @@ class HandoverControl:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _begin(self, topology: TopologyState) -> list[Command]:
-        """Arm the next batch: tasks, or key groups if no task waits."""
+        """Arm the next batch: tasks or key groups, in turns if both wait."""
         handover = topology.handover
         if handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
         before = topology.version
-        handover.batch = self._next_tasks(topology) or self._next_groups(topology)
+        if handover.groups_next:
+            handover.batch = self._next_groups(topology) or self._next_tasks(topology)
+        else:
+            handover.batch = self._next_tasks(topology) or self._next_groups(topology)
         if not handover.batch:
             return []
+        handover.groups_next = not handover.batch[0].groups
         handover.from_version, handover.in_flight = before, sum(topology.in_flight.values())
         handover.stateful = any(topology.graph.component(moving.task.component).stateful for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
