@@ -92,8 +92,9 @@ WAVE_FAILURES = Setting("topology.checkpoint.max.failures", 10, low=0,
                         about="Waves in a row that may fail before the spouts of an exactly-once topology wait; they continue "
                               "when a wave is committed. 0: they never wait.")
 HANDOVER_BATCH = Setting("topology.handover.tasks", 0, low=0, whole=True,
-                         about="Maximum number of tasks that are handed over at the same time. 0: all tasks of a plan, except "
-                               "that a task and its direct upstream never move together.")
+                         about="Maximum number of tasks that are handed over at the same time; key groups that go from one "
+                               "task to another count as one. 0: all tasks of a plan, except that a task and its direct "
+                               "upstream never move together.")
 HANDOVER_MB = Setting("topology.handover.mb", 0.0, low=0,
                       about="Maximum MB of state, as of the last wave, that are handed over at the same time; a task or key "
                             "group with more moves alone. 0: no limit.")

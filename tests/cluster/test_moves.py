@@ -201,7 +201,7 @@ def test_an_overtaken_plan_is_not_enacted() -> None:
     plan = cluster.master.topologies["rows"].plan
     sink = TaskId("sink", 0)
     moved = Plan(plan.version + 1, {**plan.placement, sink: elsewhere(cluster, sink)}, plan.key_groups)
-    cluster.move("rows", TaskId("through", 0), elsewhere(cluster, TaskId("through", 0)))
+    cluster.kill(cluster.where("rows")[TaskId("through", 0)])
     before = cluster.where("rows")
     with pytest.raises(StalePlan, match="'rows' is now at version 2, and the plan was made for version 1"):
         cluster.tell(Replanned({"rows": moved}, {"rows": plan.version}, "late"))

@@ -18,6 +18,7 @@ from millrace.control.migrations import (
     USUAL_BUCKETS,
     Bucket,
     Flow,
+    Migration,
     Span,
     degraded,
     effect_of,
@@ -168,14 +169,43 @@ def test_a_worker_that_joined_again_has_another_clock() -> None:
     assert clocks.offset(0, 2, 10.0, 101.0) == 91.0
 
 
-def test_flows_are_counted_from_the_beginning_of_a_migration_and_over_restarts_of_workers() -> None:
+def test_flows_are_counted_between_two_times_and_over_restarts_of_workers() -> None:
     log = SinkBuckets()
     for at, worker, flow in ((1.0, (0, 1), (2, 0, 10)), (2.0, (1, 2), (1, 1, 0)), (3.0, (0, 1), (2, 0, 15)),
                              (4.0, (0, 3), (1, 0, 0))):
         log.take(worker, wire.TopologyReport(1, [], Flow(*flow)), at, 0.0)
-    assert log.flow_since(0.0) == Flow(4, 1, 15)
-    assert log.flow_since(2.5) == Flow(1, 0, 5)
-    assert log.flow_since(9.0) == Flow()
+    assert log.flow_between(0.0, 9.0) == Flow(4, 1, 15)
+    assert log.flow_between(2.5, 9.0) == Flow(1, 0, 5)
+    assert log.flow_between(0.0, 2.5) == Flow(3, 1, 10)
+    assert log.flow_between(9.0, 12.0) == Flow()
+
+
+def ended(began: float, switched: float | None, ended: float) -> Migration:
+    return Migration("words", "handover", "person", "done", "", 1, 2, began, switched, ended, ())
+
+
+@pytest.mark.parametrize(("migrations", "replayed"), [
+    ([(10.0, 11.0, 12.0)], [0b111]),  # and not what was replayed at 20 and later
+    ([(10.0, 11.0, 12.0), (12.0, 12.5, 12.8)], [0b011, 0b100]),
+    ([(10.0, 11.0, 12.0), (12.0, 12.9, 21.0)], [0b111, 0b1000]),
+    ([(10.0, 11.0, 12.0), (12.0, None, 12.5)], [0b011, 0b100]),  # cancelled
+    ([(10.0, 11.0, 12.0), (10.0, 11.0, 13.0)], [0b001, 0b110]),  # of one batch
+    ([(10.0, 11.0, 12.0), (14.0, 15.0, 19.9)], [0b111, 0b1000]),
+    ([(10.0, 11.0, 12.0), (30.0, 31.0, 32.0)], [0b111, 0]),
+])
+def test_a_migration_is_not_charged_with_what_happens_after_it(migrations: list[tuple[float, float | None, float]],
+                                                              replayed: list[int]) -> None:
+    """Of each time one bit: nothing is missed, or counted twice."""
+    log, counter = MigrationLog(), 0
+    waiting = [ended(*times) for times in migrations]
+    for at, bit in ((11.5, 0b001), (12.2, 0b010), (12.7, 0b100), (20.0, 0b1000), (40.0, 0b10000)):
+        while waiting and waiting[0].ended < at:
+            log.settle(waiting[0].ended)
+            log.add(waiting.pop(0), at, at)
+        counter += bit
+        flow = wire.TopologyReport(3, [], Flow(0, 0, counter))
+        log.take(wire.Report(0, 1, 1, at, [], [], [], [], [], {}, topologies=[flow]), {3: "words"}, at)
+    assert [row["replayed"] for row in log.past()] == replayed
 
 
 def test_a_report_is_for_running_topologies_only() -> None:

@@ -35,8 +35,8 @@ def test_tasks_move_in_batches(data: st.DataObject, most: int, most_mb: float) -
         waiting -= set(batch)
 
 
-@given(st.data(), LIMITS)
-def test_key_groups_move_in_batches(data: st.DataObject, most_mb: float) -> None:
+@given(st.data(), st.integers(0, 4), LIMITS)
+def test_key_groups_move_in_batches(data: st.DataObject, most: int, most_mb: float) -> None:
     graph = data.draw(graphs("any", tasks=12))
     keyed = [component for component in graph.components if component.keyed]
     owners = {component.name: tuple(group % component.par for group in range(GROUPS)) for component in keyed}
@@ -44,12 +44,14 @@ def test_key_groups_move_in_batches(data: st.DataObject, most_mb: float) -> None
         (component.name, group): Regrouping(data.draw(st.integers(0, component.par - 1)), Cause(PERSON))
         for component in keyed for group in range(GROUPS) if data.draw(st.booleans())}
     sizes = {group: data.draw(SIZES) for group in waiting}
+    config = {HANDOVER_BATCH.key: most, HANDOVER_MB.key: most_mb}
     while waiting:
-        batch = group_batch(graph, owners, waiting, BatchLimits.of({HANDOVER_MB.key: most_mb}), sizes)
+        batch = group_batch(graph, owners, waiting, BatchLimits.of(config), sizes)
         moved = [(name, group) for (name, _, _), groups in batch.items() for group in groups]
         assert moved and waiting.keys() >= set(moved) and len(set(moved)) == len(moved)
         for (name, old, new), groups in batch.items():
             assert all(owners[name][group] == old and waiting[name, group].owner == new for group in groups)
+        assert not most or len(batch) <= most, "from one task to another counts as one"
         assert not most_mb or len(moved) == 1 or sum(sizes[group] for group in moved) <= most_mb * MB
         assert not near(graph, {name for name, _ in moved})
         waiting = {group: wanted for group, wanted in waiting.items() if group not in moved}

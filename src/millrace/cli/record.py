@@ -69,27 +69,27 @@ def print_migrations(answer: list[dict[str, Any]]) -> None:
         Column("usual\nms", [_ms(row["usual_gap_ms"]) for row in answer]),
         Column("rate", [share(row["throughput_ratio"]) for row in answer]),
         Column("pause\nms", [_ms(_longest_pause(row)) for row in answer], spare=True),
-        Column("lost", [count(row["lost"]) for row in answer], spare=True),
-        Column("replayed", [count(row["replayed"]) for row in answer], spare=True)))
+        Column("chunks\nlost", [count(row["lost"]) for row in answer], spare=True),
+        Column("tuples\nreplayed", [count(row["replayed"]) for row in answer], spare=True)))
 
 
 def print_migration(row: dict[str, Any], plot: str | None) -> None:
     console, phases = plain_console(), row["phases_ms"]
     console.print(Hanging(f"migration {row['id']} of {row['topology']}: {row['strategy']}, {row['outcome']}"
                           f"{': ' + row['reason'] if row['reason'] else ''}", style="bold"))
-    switched = f"switched after {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
+    switched = f"switched in {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
     for label, text in (
             ("began", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))),
             ("cause", row["cause"]),
             ("plan", f"version {row['from_version']} -> {row['to_version']}"),
-            ("phases", f"{switched}ended after {_ms(phases['done'])} ms"),
+            ("phases", f"armed in {_ms(phases['arm'])} ms, {switched}ended after {_ms(phases['done'])} ms"),
             ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
                       f"{share(row['throughput_ratio'])} of the throughput before"),
             ("degraded", _degraded(row["degraded_s"])),
             ("latency", f"{_ms(row['latency_before_ms'])} ms before, {_ms(row['peak_latency_ms'])} ms at most, "
                         f"{_ms(row['latency_after_ms'])} ms after"),
-            ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed; "
-                       f"{number_of(row['lost'], 'chunk')} lost, {count(row['repeated'])} repeated")):
+            ("tuples", f"{count(row['in_flight'])} in flight, {count(row['replayed'])} replayed"),
+            ("chunks", f"{count(row['lost'])} lost, {count(row['repeated'])} repeated")):
         console.print(Hanging(text, f"  {label:<10}"))
     moved = row["moved"]
     console.print(Listing(

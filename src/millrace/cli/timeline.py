@@ -60,11 +60,10 @@ def draw(migration: dict[str, Any], path: str) -> None:
         raise MillraceError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _phases(at: dict[str, float | None]) -> list[tuple[str, float, float, str]]:
+def _phases(lasted: dict[str, float | None]) -> list[tuple[str, float, float, str]]:
     """Name, beginning, end and color of each phase. A recovery from a loss does not arm."""
-    done, switch = at["done"] or 0.0, at["switch"]
-    phases = [("arm", 0.0, done if switch is None else switch, "tab:green"),
-              ("switch", done if switch is None else switch, done, "tab:red")]
+    armed, done = lasted["arm"] or 0.0, lasted["done"] or 0.0
+    phases = [("arm", 0.0, armed, "tab:green"), ("switch", armed, done, "tab:red")]
     return [phase for phase in phases if phase[1] < phase[2]]
 
 

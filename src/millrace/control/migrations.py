@@ -105,9 +105,11 @@ class Migration:
     in_flight: int = 0
 
     def to_json(self, effect: Effect, flow: Flow) -> dict[str, Any]:
-        """Phases are in milliseconds from the beginning to the beginning of each phase; `done` is the end, however it ended."""
-        switched = self.switched - self.began if self.switched is not None else None
-        phases = {"arm": 0.0, "switch": in_ms(switched), "done": in_ms(self.ended - self.began)}
+        """Durations of the phases are in milliseconds; `done` is the time until the end, however it ended. `switch` is None if
+        it never came to that."""
+        armed = (self.ended if self.switched is None else self.switched) - self.began
+        switch = self.ended - self.switched if self.switched is not None else None
+        phases = {"arm": in_ms(armed), "switch": in_ms(switch), "done": in_ms(self.ended - self.began)}
         seen = asdict(effect)
         seen["degraded_s"] = {str(level): seconds for level, seconds in effect.degraded_s.items()}
         return {"topology": self.topology, "strategy": self.strategy, "cause": self.cause, "outcome": self.outcome,

@@ -15,6 +15,7 @@ from millrace.model.plan import Plan
 MB = 1_000_000
 RESTING, REFRESH = "resting", "refresh"  # the other phases are those of a `Move`
 PHASES = (ARM, REFRESH, SWITCH)
+PLANS_KEPT = 16  # of those that moves have changed: two for each batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,32 @@ class Handover:
     from_version: int = 0  # of the plan before the batch
     in_flight: int = 0  # tuples when the batch began to switch, or began
     last_number: int = 0
+    groups_next: bool = False  # it is the turn of key groups, because tasks have moved last
+    superseded: dict[int, Plan] = field(default_factory=dict)  # by version: the newest that moves alone have changed
+
+    def supersede(self, plan: Plan) -> None:
+        """Note the plan in force, which a move is about to change."""
+        self.superseded[plan.version] = plan
+        for version in sorted(self.superseded)[:-PLANS_KEPT]:
+            del self.superseded[version]
+
+    def caught_up(self, plan: Plan, based_on: int, current: Plan) -> Plan | None:
+        """The plan as its author would have made it, had they known of the moves that began or ended since the version that it
+        is based on. None if more has changed since then."""
+        if based_on == current.version:
+            return plan
+        if not all(version in self.superseded for version in range(based_on, current.version)):
+            return None
+        difference = Plan.diff(self.superseded[based_on], plan)
+        changed = {task: plan.placement[task] for task in difference.moved}
+        for moving in self.batch:
+            if moving.cause.who != SCHEDULER and not moving.groups:  # it was asked for later than the plan
+                changed[moving.task] = moving.new.slot
+        owners = {name: list(groups) for name, groups in current.key_groups.items()}
+        for move in difference.key_groups:
+            owners[move.component][move.key_group] = move.new
+        placement = {task: changed.get(task, current.placement.get(task, slot)) for task, slot in plan.placement.items()}
+        return Plan(plan.version, placement, {name: tuple(groups) for name, groups in owners.items()})
 
     def moving(self, task: TaskId) -> Moving | None:
         """The move of a task, as a whole, that is under way."""
@@ -236,15 +263,16 @@ def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], limits: BatchLimit
 
 def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]], waiting: Mapping[GroupId, Regrouping],
                 limits: BatchLimits, sizes: Mapping[GroupId, int]) -> dict[tuple[str, int, int], list[int]]:
-    """The key groups to move next, by component, old and new owner: as many bytes as the limits allow, and none together with
-    those of a direct upstream. `sizes`: bytes of state."""
+    """The key groups to move next, by component, old and new owner: as many as the limits allow, and none together with those
+    of a direct upstream. All groups from one task to another count as one task. `sizes`: bytes of state."""
     components: set[str] = set()
     batch: dict[tuple[str, int, int], list[int]] = {}
     order = {component.name: position for position, component in enumerate(graph.components)}
     for (name, group), wanted in sorted(waiting.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        route = name, owners[name][group], wanted.owner
         if {read.source for read in graph.component(name).inputs} & components \
-                or not limits.admit(sizes.get((name, group), 0), tasks=0):
+                or not limits.admit(sizes.get((name, group), 0), tasks=0 if route in batch else 1):
             continue
         components.add(name)
-        batch.setdefault((name, owners[name][group], wanted.owner), []).append(group)
+        batch.setdefault(route, []).append(group)
     return batch

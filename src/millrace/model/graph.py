@@ -71,7 +71,8 @@ class ComponentDef:
     may move to another worker while they run; those of a spout whose source cannot be read again may not. `stateful`: it has
     state that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
     defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds.
-    `takes_over`: a task of it can continue with the rows that another incarnation has staged."""
+    `takes_over`: a task of it can continue with the rows that another incarnation has staged. `keyed_state`: it keeps state by
+    key."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -88,6 +89,7 @@ class ComponentDef:
     own_state: bool = False
     takes_over: bool = True
     dataframe: bool = False
+    keyed_state: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -167,6 +169,15 @@ class TopologyGraph(_GraphCache):
                     "ReplayableSpout to move it")
         if component is not None and self.exactly_once and component.commits and not (component.takes_over or self.batched):
             return "its sink does not define take_over, so rows that it has staged would be lost. Define it to move the task"
+        return ""
+
+    def why_groups_fixed(self, name: str) -> str:
+        """The reason why key groups of the component cannot go to other tasks of it; empty if they can. With state by key as
+        well as a `snapshot`, the former is what belongs to keys."""
+        component = self.component(name)
+        if component.own_state and not component.keyed_state:
+            return ("all its state is the result of snapshot(), which belongs to a task and cannot be divided. Keep the state "
+                    "by key instead: key groups can be redistributed")
         return ""
 
     def downstream(self, name: str) -> tuple[tuple[ComponentDef, Input], ...]:
@@ -310,6 +321,7 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         own_state=component_cls.snapshot is not Component.snapshot,
         takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
         dataframe=spec.dataframe is not None,
+        keyed_state=_keeps_state_by_key(spec, component_cls),
     )
 
 
@@ -319,6 +331,10 @@ def _is_stateful(spec: ComponentSpec, component_cls: type[Component]) -> bool:
         if component_cls.restore is Component.restore:
             raise TopologyError(f"component {spec.label} defines snapshot and not restore: its snapshot could not be restored")
         return True
+    return _keeps_state_by_key(spec, component_cls)
+
+
+def _keeps_state_by_key(spec: ComponentSpec, component_cls: type[Component]) -> bool:
     keyed = any(cast(Grouping, read.grouping).kind == "fields" for read in spec.inputs)
     return keyed and uses_state(component_cls)
 

@@ -70,6 +70,9 @@ class Balance:
         for component in graph.bolts:
             if not component.keyed or component.par < 2:
                 continue
+            if fixed := graph.why_groups_fixed(component.name):
+                reasons.append(f"{graph.name}: {component.name} keeps its key groups: {fixed}")
+                continue
             loads = _counted(load.key_groups.get(component.name, ()), len(owned[component.name]))
             old = np.array(owned[component.name], dtype=np.int64)
             if loads.sum() < max(self.least_tuples, 1):

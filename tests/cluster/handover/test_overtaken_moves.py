@@ -114,8 +114,14 @@ def test_the_move_of_an_acker_is_recorded() -> None:
     acker = TaskId(ACKER, 0)
     old = cluster.where("atleast")[acker]
     version = cluster.master.topologies["atleast"].version
+    cluster.deaf.add(old)  # its ledger is still there
     cluster.tell(Moved("atleast", acker, (old + 1) % 3))
+    cluster.run(0.5)
+    assert cluster.migrations.past() == []
+    cluster.hear(old)
+    cluster.run_until(lambda: bool(cluster.migrations.past()))
     [record] = cluster.migrations.past()
+    assert record["phases_ms"]["arm"] == 0.0 and record["phases_ms"]["switch"] == record["phases_ms"]["done"] >= 500
     assert (record["strategy"], record["cause"], record["outcome"]) == ("handover", "person", "done")
     assert (record["from_version"], record["to_version"]) == (version, version + 1)
     [moved] = record["moved"]

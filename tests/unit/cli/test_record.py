@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from millrace.cli.record import print_cancelled, print_events, print_migration, print_migrations, print_moves
-from millrace.cli.timeline import check_plot, draw
-from millrace.control.migrations import BUCKET_SECONDS, Bucket, Flow, Migration, TaskMove, effect_of, timeline
+from millrace.cli.timeline import _phases, check_plot, draw
+from millrace.control.migrations import BUCKET_SECONDS, Bucket, Effect, Flow, Migration, TaskMove, effect_of, timeline
 from millrace.errors import BadParameter, MillraceError
 from millrace.model.graph import TaskId
 
@@ -50,6 +50,33 @@ def test_the_newest_migrations(capsys: Capture) -> None:
     assert printed(capsys) == "there have been no migrations\n"
 
 
+def test_lost_chunks_and_replayed_tuples_are_named_so_where_there_is_room(capsys: Capture,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    print_migrations([migration()])
+    above, below = capsys.readouterr().out.splitlines()[:2]
+    for unit, what in (("chunks", "lost"), ("tuples", "replayed")):
+        end = below.index(f" {what}") + 1 + len(what)
+        assert above[:end].endswith(f" {unit}"), "the unit stands above"
+
+
+def test_phases_are_durations() -> None:
+    def phases(switched: float | None) -> Any:
+        made = Migration("words", "handover", "person", "done", "", 3, 5, 10.0, switched, 12.0, ())
+        return made.to_json(Effect(), Flow())["phases_ms"]
+
+    assert phases(11.5) == {"arm": 1500.0, "switch": 500.0, "done": 2000.0}
+    assert phases(10.0) == {"arm": 0.0, "switch": 2000.0, "done": 2000.0}, "after a loss nothing arms"
+    assert phases(None) == {"arm": 2000.0, "switch": None, "done": 2000.0}, "it was cancelled"
+
+
+def test_a_picture_has_each_phase_where_it_was() -> None:
+    assert [phase[:3] for phase in _phases({"arm": 150.0, "switch": 50.0, "done": 200.0})] == [
+        ("arm", 0.0, 150.0), ("switch", 150.0, 200.0)]
+    assert [phase[:3] for phase in _phases({"arm": 200.0, "switch": None, "done": 200.0})] == [("arm", 0.0, 200.0)]
+    assert [phase[:3] for phase in _phases({"arm": 0.0, "switch": 200.0, "done": 200.0})] == [("switch", 0.0, 200.0)]
+
+
 def test_one_migration(capsys: Capture) -> None:
     print_migration(migration(), None)
     assert printed(capsys) == """\
@@ -57,12 +84,13 @@ migration 1 of words: handover, done
   began     1970-01-01 00:16:40
   cause     scheduler: decision 12, otd: less traffic between nodes
   plan      version 3 -> 5
-  phases    switched after 200 ms, ended after 550 ms
+  phases    armed in 200 ms, switched in 350 ms, ended after 550 ms
   sinks     longest gap 350 ms (usually 50 ms), 50% of the throughput before
   degraded  throughput missing: at least 20 % for 0.5 s, 40 % for 0.25 s, 60 %
             for 0.25 s, 80 % for 0.25 s, 100 % for 0.25 s
   latency   10 ms before, 20 ms at most, 10 ms after
-  tuples    77 in flight, 4 replayed; 0 chunks lost, 0 repeated
+  tuples    77 in flight, 4 replayed
+  chunks    0 lost, 0 repeated
                     pause  copied  handed
 task      from  to     ms  before    over
 count[0]     0  1      12   10 MB    2 kB
@@ -155,7 +183,7 @@ def test_a_picture(suffix: str, tmp_path: Path) -> None:
     assert start.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in path.read_bytes() and start.startswith(b"<?xml")
     groups = TaskMove(TaskId("count", 0), 0, 1, 0.0123, 10_000_000, 2_000, (3, 4, 5), TaskId("count", 2)).to_json()
     draw(migration(moved=[groups]), str(path))
-    draw(migration(outcome="cancelled", phases_ms={"arm": 0.0, "switch": None, "done": 80.0}), str(path))
+    draw(migration(outcome="cancelled", phases_ms={"arm": 80.0, "switch": None, "done": 80.0}), str(path))
     with pytest.raises(MillraceError, match="its sinks processed nothing then"):
         draw(migration(timeline=[]), str(path))
     with pytest.raises(MillraceError, match="cannot write"):

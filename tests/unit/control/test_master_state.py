@@ -211,19 +211,21 @@ def test_a_slot_started_again_before_its_loss_was_noticed_counts_as_lost_and_joi
         "top follows when its upstream has moved"
 
 
-def test_a_slot_that_comes_back_gets_its_bolts_and_nothing_else() -> None:
-    tracked = graph(**{"topology.guarantee": "at-least-once", "topology.acker.executors": 2})
+@pytest.mark.parametrize("movable", [False, True])
+def test_a_slot_that_comes_back_gets_its_tasks_that_can_be_moved(movable: bool) -> None:
+    plain = graph(**{"topology.guarantee": "at-least-once", "topology.acker.executors": 2})
+    tracked = replace(plain, components=(replace(plain.components[0], movable=movable), *plain.components[1:]))
     story = Story(workers=2).running(tracked)
     displaced = story.on_slot(0)
     assert {LINES, TaskId(ACKER, 1)} <= displaced
     story.lose(0)
     moved = story.places()
     commands = story.join(0)
-    assert story.places() == moved, "they are handed over"
+    assert story.places() == {**moved, TaskId(ACKER, 1): Place(0, 3)}, "the others are handed over"
     handover = story.state.topologies["words"].handover
     assert {moving.task for moving in handover.batch} | handover.waiting.keys() == {
-        task for task in displaced if task.component in ("count", "top")}
-    assert last(commands).topologies[0].version == 3
+        task for task in displaced if task.component in ("count", "top") or (movable and task == LINES)}
+    assert last(commands).topologies[0].version == 4
 
 
 def test_a_slot_that_comes_back_leaves_others_alone() -> None:

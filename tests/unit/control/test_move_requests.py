@@ -8,7 +8,7 @@ import pytest
 from story import COUNT0, COUNT1, LINES, TOP0, TOP1, Story, graph, said
 
 from millrace.control.assignment import ARM, SWITCH
-from millrace.control.events import MoveArmed, Moved, MoveTaken, Regrouped
+from millrace.control.events import MoveArmed, Moved, MoveTaken, Regrouped, Replanned
 from millrace.control.moves import RESTING
 from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, TopologyError, UnknownName, UnknownTopology
@@ -83,6 +83,22 @@ def test_what_is_impossible_is_refused_and_changes_nothing(event: Moved | Regrou
     assert says in str(refused.value)
     assert (topology(story).plan, story.state.revision) == (before, revision)
     assert topology(story).handover.at_rest
+
+
+def test_key_groups_of_a_bolt_with_state_of_its_own_only_stay_with_their_tasks() -> None:
+    """Its `snapshot()` is of the whole task: the keys of a group that went elsewhere would be counted in both tasks."""
+    lines, count, top = graph().components
+    story = Story(workers=2).running(replace(graph(), components=(lines, replace(count, own_state=True), top)))
+    before, revision = topology(story).plan, story.state.revision
+    with pytest.raises(TopologyError) as refused:
+        regrouped(story, {0: 1})
+    assert str(refused.value) == ("key groups of 'count' cannot go to other tasks: all its state is the result of snapshot(), "
+                                  "which belongs to a task and cannot be divided. Keep the state by key instead: key groups "
+                                  "can be redistributed")
+    plan = replace(before, key_groups={"count": (1, *before.key_groups["count"][1:])})
+    with pytest.raises(TopologyError, match=r"the plan for 'words' reassigns key groups of 'count': all its state is the"):
+        story.on(Replanned({"words": plan}, {"words": before.version}, "balance"))
+    assert (topology(story).plan, story.state.revision) == (before, revision) and topology(story).handover.at_rest
 
 
 def test_a_task_that_is_being_moved_cannot_be_moved_elsewhere() -> None:
@@ -161,6 +177,32 @@ def test_key_groups_that_are_being_moved_go_on_to_the_owner_that_was_wished_last
         armed(story)
         taken(story)
         assert topology(story).key_groups["count"][group] == owner
+    assert topology(story).handover.at_rest
+
+
+def test_key_groups_have_their_turn_while_tasks_keep_coming() -> None:
+    story = Story(workers=2).running()
+    group = OWNERS.index(0)
+    moved(story, TOP0, other(story, TOP0))
+    regrouped(story, {group: 1})
+    moved(story, TOP1, other(story, TOP1))
+    armed(story)
+    taken(story)
+    assert [moving.groups for moving in topology(story).handover.batch] == [(group,)], "they have waited for a batch of tasks"
+    armed(story)
+    taken(story)
+    assert topology(story).handover.moving(TOP1) is not None
+
+
+def test_the_limit_of_tasks_holds_for_key_groups() -> None:
+    """Those from one task to another count as one: with a limit of one, an exchange takes two batches."""
+    story = Story(workers=2).running(graph(**{"topology.handover.tasks": 1}))
+    first, second = OWNERS.index(0), OWNERS.index(1)
+    regrouped(story, {first: 1, first + 1: 1, second: 0})
+    for groups in ((first, first + 1), (second,)):
+        assert [moving.groups for moving in topology(story).handover.batch] == [groups]
+        armed(story)
+        taken(story)
     assert topology(story).handover.at_rest
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState
 from millrace.api.spout import Spout
 from millrace.api.topology import Stream, StreamRef, Topology
 from millrace.api.tuple import DEAD_LETTER_FIELDS
@@ -118,6 +119,34 @@ def test_parallelism_by_environment_and_by_override() -> None:
     assert diamond(config={"topology.environment": "prod"}).component("right").par == 8
     assert diamond(config={}, par={"right": 5}).component("right").par == 5
     assert diamond(par={"left": 200}).component("left").par == 200  # it has no key groups to run out of
+
+
+class OwnWindow(Bolt):
+    """Has state of its own only."""
+
+    def process(self, tup: Any) -> None: ...
+
+    def snapshot(self) -> Any: ...
+
+    def restore(self, snapshot: Any) -> None: ...
+
+
+class CountsToo(OwnWindow):
+    """Keeps state by key, too."""
+
+    counts = CounterState()
+
+
+class Windows(Topology):
+    source = Source.spec()
+    window = OwnWindow.spec(inputs={source: Grouping.fields("key")}, par=2)
+    counts = CountsToo.spec(inputs={source: Grouping.fields("key")}, par=2)
+
+
+def test_key_groups_are_fixed_if_no_state_belongs_to_keys() -> None:
+    graph = graph_of(Windows)
+    assert graph.why_groups_fixed("window").startswith("all its state is the result of snapshot()")
+    assert graph.why_groups_fixed("counts") == graph.why_groups_fixed("source") == ""
 
 
 class Local(Topology):

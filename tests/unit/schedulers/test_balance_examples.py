@@ -55,6 +55,14 @@ def test_a_group_that_is_hotter_than_the_mean_is_left_alone_with_its_task() -> N
     assert again.reason == "t: the most loaded task of count has 1.82 times the mean; one key group alone has 1.82 times"
 
 
+def test_a_component_with_state_of_its_own_only_keeps_its_key_groups_and_that_is_said() -> None:
+    spout, count, sink = GRAPH.components
+    result = asked((5000.0, 100.0, 100.0, 100.0, 100.0, 100.0),
+                   graph=replace(GRAPH, components=(spout, replace(count, own_state=True), sink)))
+    assert isinstance(result, NoChange)
+    assert result.reason.startswith("t: count keeps its key groups: all its state is the result of snapshot()")
+
+
 def test_within_the_tolerance_nothing_moves() -> None:
     near = (400.0, 400.0, 300.0, 350.0, 350.0, 300.0)  # 1,100 and 1,000: 1.048
     assert isinstance(asked(near), NoChange)

@@ -19,8 +19,8 @@ from typing import Protocol
 
 from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
-from millrace.control.events import Command, Distribute, Migrated, MoveArmed, MoveTaken, Say
-from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, Migration, Recovery, TaskMove, handed_over
+from millrace.control.events import Command, Migrated, MoveArmed, MoveTaken, Say
+from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, Recovery, handed_over
 from millrace.control.moves import (
     BY_HANDOVER,
     REFRESH,
@@ -40,11 +40,11 @@ from millrace.control.moves import (
     group_batch,
     tasks_in,
 )
+from millrace.control.moving.acker_moves import AckerMoves, AckerTopologies
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
 from millrace.control.wording import groups_named, tasks_named, workers_named
-from millrace.control.workers import WorkerView
 from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
@@ -53,14 +53,10 @@ NEWER_PLAN = "a newer plan does not move it"
 OTHER_PLACE = "a newer plan moves it elsewhere"
 
 
-class MovingTopologies(Protocol):
+class MovingTopologies(AckerTopologies, Protocol):
     """The part of the master's state that hand-over uses."""
 
     topologies: dict[str, TopologyState]
-    workers: dict[int, WorkerView]
-
-    def distribute(self) -> Distribute:
-        """The command that sends out the assignment under a new revision."""
 
     def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
         """Place these tasks anew, as if their worker were lost."""
@@ -75,6 +71,7 @@ class HandoverControl:
 
     def __init__(self, master: MovingTopologies) -> None:
         self._master = master
+        self._ackers = AckerMoves(master)
         self.now = 0.0
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -87,7 +84,7 @@ class HandoverControl:
             topology.homes[task] = slot
             handover.by_rollback.pop(task, None)
         tasks = sorted(task for task in moves if task not in ackers)
-        commands = self._move_ackers(topology, ackers, cause) if ackers else []
+        commands = self._ackers.begin(topology, ackers, cause, self.now) if ackers else []
         if not tasks:
             return commands
         revised = any(handover.waiting.get(task, Wanted(moves[task], cause)).slot != moves[task] for task in tasks)
@@ -172,21 +169,11 @@ class HandoverControl:
         text = f"{tasks_named(list(forgotten))} not moved: {reason}"
         return [Say(text, topology.graph.name, "warning", reason, tuple(forgotten))] if forgotten else []
 
-    def _move_ackers(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
-        """Move ackers at once: their ledgers follow them, and messages that come too early or too late are passed on."""
-        topology.version += 1
-        moved = tuple(TaskMove(task, topology.places[task].slot, slot) for task, slot in sorted(moves.items()))
-        for task, slot in moves.items():
-            topology.places[task] = Place(slot, topology.version)
-        return [Migrated(Migration(topology.graph.name, BY_HANDOVER, str(cause), COMPLETED, "", topology.version - 1,
-                                   topology.version, self.now, self.now, self.now, moved, sum(topology.in_flight.values()))),
-                self._master.distribute()]
-
     # -- events --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Command]:
         self.now = now
-        commands: list[Command] = []
+        commands = self._ackers.tick(now)
         for topology in list(self._master.topologies.values()):
             handover = topology.handover
             if handover.phase == RESTING:
@@ -281,19 +268,24 @@ class HandoverControl:
         """The records of the moves that are under way in a topology that ends."""
         batch = topology.handover.batch
         taken, cut_short = [moving for moving in batch if moving.taken], [moving for moving in batch if not moving.taken]
-        return [*self._migrated(topology, taken), *self._migrated(topology, cut_short, CANCELLED, f"the topology ended: {how}")]
+        return [*self._migrated(topology, taken), *self._migrated(topology, cut_short, CANCELLED, f"the topology ended: {how}"),
+                *self._ackers.ended(topology.graph.name, how, self.now)]
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _begin(self, topology: TopologyState) -> list[Command]:
-        """Arm the next batch: tasks, or key groups if no task waits."""
+        """Arm the next batch: tasks or key groups, in turns if both wait."""
         handover = topology.handover
         if handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
         before = topology.version
-        handover.batch = self._next_tasks(topology) or self._next_groups(topology)
+        if handover.groups_next:
+            handover.batch = self._next_groups(topology) or self._next_tasks(topology)
+        else:
+            handover.batch = self._next_tasks(topology) or self._next_groups(topology)
         if not handover.batch:
             return []
+        handover.groups_next = not handover.batch[0].groups
         handover.from_version, handover.in_flight = before, sum(topology.in_flight.values())
         handover.stateful = any(topology.graph.component(moving.task.component).stateful for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
@@ -306,7 +298,9 @@ class HandoverControl:
                             and task in topology.places and topology.places[task].slot != wanted.slot}
         sizes = topology.checkpoint.task_sizes() if topology.checkpoint is not None else {}
         tasks = batch_of(topology.graph, handover.waiting, BatchLimits.of(topology.graph.config), sizes)
-        topology.version += 1 if tasks else 0
+        if tasks:
+            handover.supersede(topology.plan)
+            topology.version += 1
         return [Moving(handover.next_number(), task, task, topology.places[task], Place(wanted.slot, topology.version),
                        wanted.cause) for task in tasks for wanted in [handover.waiting.pop(task)]]
 
@@ -363,6 +357,7 @@ class HandoverControl:
 
     def _switch(self, topology: TopologyState) -> list[Command]:
         handover, graph = topology.handover, topology.graph
+        handover.supersede(topology.plan)
         topology.version += 1
         for moving in handover.batch:
             upstream = graph.upstream(moving.task.component)

@@ -28,7 +28,7 @@ from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
-from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan, rescaled_key_groups
 from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
@@ -133,10 +133,12 @@ class PlanChanges:
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
-        for name, plan in event.plans.items():
-            self._check_plan(self._master.topology(name), plan, event.based_on.get(name))
+        plans = {name: _caught_up(self._master.topology(name), plan, event.based_on.get(name))
+                 for name, plan in event.plans.items()}
+        for name, plan in plans.items():
+            self._check_plan(self._master.topology(name), plan)
         commands: list[Command] = []
-        for name, plan in event.plans.items():
+        for name, plan in plans.items():
             topology = self._master.topologies[name]
             if topology.batched:
                 commands += self._replan_batches(topology, plan, event.reason)
@@ -176,13 +178,12 @@ class PlanChanges:
         return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=PERSON), self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
-        """Return tasks to the slot that they had to leave, so that it is used again. Spouts and ackers stay where they are,
-        because only they know their tuples in flight. Between batches nothing is in flight, so spouts return too."""
+        """Return tasks to the slot that they had to leave, so that it is used again. Those that cannot be moved stay where they
+        are."""
         if topology.status not in (RUNNING, PAUSED, STARTING):
             return []
         returning = [task for task, place in topology.places.items()
-                     if topology.homes.get(task) == slot and place.slot != slot and task.component != ACKER
-                     and (topology.batched or topology.graph.component(task.component).kind == "bolt")]
+                     if topology.homes.get(task) == slot and place.slot != slot and topology.graph.movable(task)]
         if not returning:
             return []
         cause = Cause(RETURN, f"worker {slot} is back")
@@ -192,19 +193,18 @@ class PlanChanges:
 
     # -- checks and changes --------------------------------------------------------------------------------------------
 
-    def _check_plan(self, topology: TopologyState, plan: Plan, based_on: int | None) -> None:
-        """Refuse a plan that was made for another version than that in force, or for workers that are gone."""
+    def _check_plan(self, topology: TopologyState, plan: Plan) -> None:
+        """Refuse a plan for workers that are gone, or of moves that cannot be."""
         name = topology.graph.name
-        _check_changeable(topology)
-        if based_on != topology.version:
-            raise StalePlan(f"{name!r} is now at version {topology.version}, and the plan was made for version {based_on}: "
-                            "it is discarded. Run the scheduler again")
         gone = sorted({slot for slot in plan.placement.values() if slot not in self._master.workers
                        or slot in self._master.closed})
         stuck = sorted(task for task, slot in plan.placement.items() if task in topology.places
                        and topology.places[task].slot != slot and not topology.graph.movable(task))
         if stuck:
             raise TopologyError(f"the plan for {name!r} moves {stuck[0]}: {topology.graph.why_fixed(stuck[0])}")
+        for component, owners in plan.key_groups.items():
+            if owners != topology.key_groups.get(component, owners) and (fixed := topology.graph.why_groups_fixed(component)):
+                raise TopologyError(f"the plan for {name!r} reassigns key groups of {component!r}: {fixed}")
         graph = rescaled(topology.graph, plan.parallelism) if topology.batched else topology.graph
         if gone or set(plan.placement) != set(graph.tasks()) or len(topology.places) != len(topology.graph.tasks()):
             lost = ", ".join(map(str, gone))
@@ -236,6 +236,16 @@ class PlanChanges:
                     tasks=tuple(sorted({*changed.moved, *changed.started, *changed.stopped})))]
 
 
+def _caught_up(topology: TopologyState, plan: Plan, based_on: int | None) -> Plan:
+    """The plan with the moves that were carried out while it was made. Refused if anything else has changed meanwhile."""
+    _check_changeable(topology)
+    caught_up = topology.handover.caught_up(plan, based_on, topology.plan) if based_on is not None else None
+    if caught_up is None:
+        raise StalePlan(f"{topology.graph.name!r} is now at version {topology.version}, and the plan was made for version "
+                        f"{based_on}: it is discarded. Run the scheduler again")
+    return caught_up
+
+
 def check_groups(topology: TopologyState, component: str, owners: Mapping[int, int]) -> None:
     """Raise `UnknownName` or `TopologyError` unless these key groups can be given to these tasks."""
     definition = topology.graph.component(component)  # UnknownName if there is none
@@ -243,6 +253,8 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
         keyed = ", ".join(sorted(topology.key_groups)) or "none"
         raise TopologyError(f"{component!r} has no key groups, because no fields grouping leads to it; components that have "
                             f"some: {keyed}")
+    if fixed := topology.graph.why_groups_fixed(component):
+        raise TopologyError(f"key groups of {component!r} cannot go to other tasks: {fixed}")
     count = len(topology.key_groups[component])
     for group, owner in owners.items():
         if not 0 <= group < count:

@@ -72,23 +72,28 @@ class SinkBuckets:
     def buckets(self) -> list[Bucket]:
         return sorted(self._buckets.values())
 
-    def flow_since(self, time: float) -> Flow:
-        """Counters since the last report before that time."""
-        before = Flow()
+    def flow_between(self, first: float, last: float) -> Flow:
+        """The rise of the counters from the last report before the first time to the last one before the second."""
+        return self._flow_at(last).since(self._flow_at(first))
+
+    def _flow_at(self, time: float) -> Flow:
+        found = Flow()
         for at, flow in self._changes:
             if at > time:
                 break
-            before = flow
-        return self._flow.since(before)
+            found = flow
+        return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Settling:
-    """A migration whose figures are not final. `at`: unix time when it began."""
+    """A migration whose figures are not final. `at`: unix time when it began. `counted`: the times, by the master's clock,
+    between which lost, repeated and replayed tuples are put down to it."""
 
     number: int
     at: float
     migration: Migration
+    counted: tuple[float, float]
 
 
 class MigrationLog:
@@ -99,6 +104,7 @@ class MigrationLog:
         self._clocks = WorkerClocks()
         self._settling: list[_Settling] = []
         self._settled: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._newest: dict[str, _Settling] = {}  # the last one of each topology, which may be final
         self._number = 0
 
     def remember(self, past: Iterable[Mapping[str, Any]]) -> None:
@@ -127,8 +133,22 @@ class MigrationLog:
     def add(self, migration: Migration, now: float, unix_time: float) -> int:
         """Add a migration that has ended; returns its number."""
         self._number += 1
-        self._settling.append(_Settling(self._number, unix_time - (now - migration.began), migration))
+        counted = self._from(migration), migration.ended + AFTER_SECONDS
+        added = _Settling(self._number, unix_time - (now - migration.began), migration, counted)
+        self._newest[migration.topology] = added
+        self._settling.append(added)
         return self._number
+
+    def _from(self, migration: Migration) -> float:
+        """The time from which a migration is charged with what is lost, repeated or replayed: its beginning, or, so soon after
+        another one that workers may still report what that one has done, its switch. Arming does not touch the stream."""
+        before = self._newest.get(migration.topology)
+        if before is None or before.counted[1] <= migration.began:
+            return migration.began
+        if before in self._settling:
+            changes = migration.ended if migration.switched is None else migration.switched
+            before.counted = before.counted[0], min(before.counted[1], max(before.migration.ended, changes))
+        return before.counted[1]
 
     def settle(self, now: float) -> list[dict[str, Any]]:
         """The migrations whose figures have become final."""
@@ -138,6 +158,7 @@ class MigrationLog:
         """Forget the sinks of a topology that has ended. Returns its migrations that become final by that."""
         final = self._end([each for each in self._settling if each.migration.topology == topology])
         self._logs.pop(topology, None)
+        self._newest.pop(topology, None)
         return final
 
     def _end(self, settled: list[_Settling]) -> list[dict[str, Any]]:
@@ -150,7 +171,7 @@ class MigrationLog:
         migration, log = settling.migration, self._logs.get(settling.migration.topology, SinkBuckets())
         buckets = log.buckets()
         effect = effect_of(buckets, migration.began, migration.ended, log.until)
-        return {"id": settling.number, "at": settling.at, **migration.to_json(effect, log.flow_since(migration.began)),
+        return {"id": settling.number, "at": settling.at, **migration.to_json(effect, log.flow_between(*settling.counted)),
                 "final": final, TIMELINE: timeline(buckets, migration.began, migration.ended)}
 
     # -- requests --

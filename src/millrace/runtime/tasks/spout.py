@@ -148,6 +148,9 @@ class SpoutTask(Task):
     def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         return self.idle() or impatient
 
+    def leave(self) -> None:
+        self.tracking.leave()
+
     def emitted_for_good(self) -> int:
         return super().emitted_for_good() - self.tracking.flight.tuples
 

@@ -153,6 +153,13 @@ class SpoutTracking:
         if self._notices.due(room=True):
             self._task.worker.ready(self._task)
 
+    def leave(self) -> None:
+        """Leave the unfinished roots to another incarnation of the task, which sends their tuples again. Verdicts on them come
+        too late."""
+        self._task.meters.replayed += self.flight.tuples
+        self.flight.roots.clear()
+        self.flight.tuples = 0
+
     def worker_lost(self, deadline: float) -> None:
         """Count roots that are unfinished at `deadline` as lost with the worker."""
         self.flight.doom(deadline)
