@@ -206,6 +206,12 @@ HISTORY = Setting("history.url", None, text=True,
                   about="Database for loads and decisions, as an SQLAlchemy URL; `none` disables the history. Unset: an "
                         "SQLite file in the user's state directory.")
 HISTORY_RETENTION = Setting("history.retention.hours", 168.0, low=0.01, about="Hours after which history is deleted.")
+MIGRATION_STABLE = Setting("migration.stable.secs", 60.0, low=0.1,
+                           about="Seconds that the output rate must stay within 20 % of the rate before a migration, for the "
+                                 "record of migrations to call it stable.")
+MIGRATION_WATCH = Setting("migration.watch.secs", 120.0, low=1.0,
+                          about="Seconds after a migration within which its output must become stable and replayed tuples must "
+                                "leave, to be in its record.")
 
 LOG_LEVEL = Setting("worker.log.level", "info", choices=("debug", "info", "warning", "error"),
                     about="Minimum level of component log messages written to the worker's stderr.")

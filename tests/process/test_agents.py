@@ -29,7 +29,7 @@ from support.processes.forked import ForkedCluster
 from support.processes.rigged import RiggedCluster
 from support.processes.small_disk import mount_small_disk
 from support.servers.needed import NotTested
-from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost, reached
 
 SLOTS, NODES = 4, 2
 CONFIG: dict[str, object] = {"topology.message.timeout.secs": 5.0}  # for streams that lose workers; others must be exact
@@ -72,26 +72,6 @@ def plan_directory(cluster: ForkedCluster, node: int) -> Path:
     return agent.node_directory(private_directory(cluster.setup().directory()), f"node{node}")
 
 
-def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count", index: int = 0) -> int:
-    """Move a task to the next worker; returns the revision of that plan."""
-    task = TaskId(component, index)
-
-    def order() -> int:
-        alive = sorted(cluster.master.state.workers)
-        now = alive.index(stream.state.places[task].slot)
-        cluster.master.move(stream.name, task, alive[(now + 1) % len(alive)])
-        return cluster.master.state.revision
-
-    return int(cluster.master.call(order))
-
-
-def reached(cluster: ForkedCluster) -> Callable[[], bool]:
-    """A condition: every live worker has enacted the newest plan, and no task is being moved."""
-    state = cluster.master.state
-    return lambda: (bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
-                    and all(topology.handover.at_rest for topology in state.topologies.values()))
-
-
 def has_reported(cluster: ForkedCluster, slot: int) -> bool:
     return slot in cluster.master.connections and "agent_errors" in cluster.master.connections[slot].counters
 
@@ -114,12 +94,12 @@ def test_another_worker_becomes_agent_and_delivers_the_pending_moves(cluster: Fo
     victim = agent_of(cluster, 0)
     os.kill(cluster.processes[victim].pid, signal.SIGKILL)
     for index, component in enumerate(("split", "count", "sink", ACKER)):
-        move(cluster, stream, component, index % 2)
+        stream.move_on(component, index % 2)
     cluster.kill(victim)  # already dead: reaps the process
     stream.until(lambda: victim not in cluster.master.state.workers)
     assert agent_of(cluster, 0) not in (victim, agent_of(cluster, 1))
-    move(cluster, stream)
-    stream.until(reached(cluster))
+    stream.move_on()
+    stream.until(lambda: reached(cluster.master))
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
@@ -130,15 +110,15 @@ def test_the_agents_of_both_nodes_at_once(cluster: ForkedCluster, stream: Audite
         os.kill(cluster.processes[victim].pid, signal.SIGKILL)
     for victim in victims:
         cluster.kill(victim)
-    move(cluster, stream)
+    stream.move_on()
     stream.until(lambda: not victims & set(cluster.master.state.workers))
-    stream.until(reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     assert not victims & set(cluster.master.state.agents.values())
     for victim in victims:
         cluster.start(victim)
     stream.until(lambda: victims <= set(cluster.master.state.workers))
-    move(cluster, stream)
-    stream.until(reached(cluster))
+    stream.move_on()
+    stream.until(lambda: reached(cluster.master))
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
@@ -148,12 +128,12 @@ def test_a_node_that_loses_all_its_workers_recovers(cluster: ForkedCluster, stre
     for victim in victims:
         cluster.kill(victim)
     stream.until(lambda: "node1" not in cluster.master.state.agents)
-    move(cluster, stream)
-    stream.until(reached(cluster))
+    stream.move_on()
+    stream.until(lambda: reached(cluster.master))
     for victim in reversed(victims):
         cluster.start(victim)
     stream.until(lambda: set(victims) <= set(cluster.master.state.workers))
-    stream.until(reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
@@ -204,15 +184,15 @@ def test_an_agent_that_is_stopped_while_it_writes_is_replaced_and_returns_as_a_p
         stream = AuditedStream(cluster.master, tmp_path / "audit", **CONFIG)
         stream.advance(500)
         mark.touch()
-        move(cluster, stream)
+        stream.move_on()
         pids = {slot: process.pid for slot, process in cluster.processes.items()}
         stream.until(lambda: any(mark.with_name(str(pid)).exists() for pid in pids.values()))
         (victim,) = [slot for slot, pid in pids.items() if mark.with_name(str(pid)).exists()]
         stream.until(presumed_dead(cluster.master, victim))
         pid = pids[victim]
         try:
-            move(cluster, stream, "split")
-            stream.until(reached(cluster))
+            stream.move_on("split")
+            stream.until(lambda: reached(cluster.master))
         finally:
             os.kill(pid, signal.SIGCONT)
         stream.until(lambda: victim in cluster.master.state.workers)
@@ -220,8 +200,8 @@ def test_an_agent_that_is_stopped_while_it_writes_is_replaced_and_returns_as_a_p
         assert cluster.master.connections[victim].hello.pid == pid
         # The old agent removed it when it was fenced.
         stream.until(lambda: agent.news_path(plan_directory(cluster, victim % NODES)).exists())
-        move(cluster, stream)
-        stream.until(reached(cluster))
+        stream.move_on()
+        stream.until(lambda: reached(cluster.master))
         stream.advance(500)
         assert_nothing_lost(stream.finish(), ahead=True)
 
@@ -234,11 +214,11 @@ def test_an_agent_that_dies_while_it_writes_a_plan(tmp_path: Path, rig: Callable
         stream.advance(300)
         agents = set(cluster.master.state.agents.values())
         mark.touch()
-        wanted = move(cluster, stream)
+        wanted = stream.move_on()
         stream.until(lambda: len(cluster.master.state.workers) == SLOTS - 1)
         (victim,) = set(range(SLOTS)) - set(cluster.master.state.workers)
         assert victim in agents and not mark.exists()
-        stream.until(reached(cluster))
+        stream.until(lambda: reached(cluster.master))
         assert cluster.master.state.revision > wanted
         stream.advance(300)
         assert_nothing_lost(stream.finish())
@@ -256,12 +236,12 @@ def test_agents_poll_for_plans_that_are_not_pushed(cluster: ForkedCluster, strea
         master.distribution.publisher.publish(command.assignment.stamp, parts)
 
     monkeypatch.setattr(master.distribution, "distribute", only_publish)
-    move(cluster, stream)
-    stream.until(reached(cluster))
+    stream.move_on()
+    stream.until(lambda: reached(cluster.master))
     victim = agent_of(cluster, 1)
     cluster.kill(victim)
     stream.until(lambda: victim not in cluster.master.state.workers)
-    stream.until(reached(cluster))  # the next agent learns of its role by polling
+    stream.until(lambda: reached(cluster.master))  # the next agent learns of its role by polling
     stream.advance(500)
     assert_nothing_lost(stream.finish())
 
@@ -279,8 +259,8 @@ def write_without_announcing() -> None:
 def test_workers_poll_for_plans_that_are_not_announced(tmp_path: Path) -> None:
     with RiggedCluster(3, NODES, write_without_announcing) as cluster:
         stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
-        move(cluster, stream)
-        stream.until(reached(cluster))
+        stream.move_on()
+        stream.until(lambda: reached(cluster.master))
         stream.advance(300)
         assert_exact(stream.finish())
 
@@ -294,15 +274,15 @@ def test_a_deleted_announcement_socket_is_recreated(cluster: ForkedCluster, stre
     stream.until(lambda: slot not in cluster.master.state.workers)
     cluster.start(slot)
     stream.until(lambda: slot in cluster.master.state.workers)
-    move(cluster, stream)
-    stream.until(reached(cluster))
+    stream.move_on()
+    stream.until(lambda: reached(cluster.master))
     stream.advance(300)
     assert_nothing_lost(stream.finish())
 
 
 def test_a_restarted_worker_ignores_plans_for_its_predecessor(
         cluster: ForkedCluster, stream: AuditedStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream.until(reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     slot = next(slot for slot in range(SLOTS) if slot not in cluster.master.state.agents.values())
     with monkeypatch.context() as patch:
         lose_replies(cluster, patch)  # the node's plan store keeps the plan with the dead worker
@@ -318,7 +298,7 @@ def test_a_restarted_worker_ignores_plans_for_its_predecessor(
         assert stream.state.starting[slot] == 0, f"it has started {returning}, whose plan it cannot know"
         handed = {task for task, place in dict(stream.state.places).items() if place.slot == slot and task.component != ACKER}
         assert not handed, "only ackers return without a hand-over"
-    stream.until(reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     assert {stream.state.places[task].slot for task in returning} == {slot}
     stream.advance(500)
     assert_nothing_lost(stream.finish())
@@ -345,13 +325,13 @@ def delete(path: Path) -> None:
 
 def test_a_damaged_plan_store_is_repaired_by_the_next_plan(cluster: ForkedCluster, exact: AuditedStream) -> None:
     for damage in (cut, cut_in_the_middle, replace_with_noise, delete):
-        exact.until(reached(cluster))
+        exact.until(lambda: reached(cluster.master))
         for node in range(NODES):
             for path in plan_directory(cluster, node).glob("plan-*"):
                 with contextlib.suppress(FileNotFoundError):  # an agent has noticed, and has just finished writing this one
                     damage(path)
-        move(cluster, exact)
-        exact.until(reached(cluster))
+        exact.move_on()
+        exact.until(lambda: reached(cluster.master))
         exact.advance(300)
         assert exact.state.losses == 0, damage.__name__
     assert_exact(exact.finish())
@@ -398,11 +378,11 @@ def test_a_full_disk_delays_plans_and_kills_no_worker(small_disk: Path, tmp_path
         assert agent_errors(cluster) == 0
         fill(small_disk / "filler")
         for _ in range(20):  # the first plans may still fit into freed pages
-            move(cluster, stream)
-            stream.until(lambda: reached(cluster)() or agent_errors(cluster) > 0)
+            stream.move_on()
+            stream.until(lambda: reached(cluster.master) or agent_errors(cluster) > 0)
             if agent_errors(cluster):
                 break
-        assert agent_errors(cluster) > 0 and not reached(cluster)()
+        assert agent_errors(cluster) > 0 and not reached(cluster.master)
         stream.advance(300)
         assert stream.state.losses == 0 and len(cluster.master.state.workers) == 3
         cluster.kill(2)
@@ -410,7 +390,7 @@ def test_a_full_disk_delays_plans_and_kills_no_worker(small_disk: Path, tmp_path
         stream.until(lambda: stream.state.losses == 1 and has_reported(cluster, 2))
         assert len(cluster.master.state.workers) == 3
         (small_disk / "filler").unlink()
-        stream.until(reached(cluster))
+        stream.until(lambda: reached(cluster.master))
         stream.advance(300)
         assert_nothing_lost(stream.finish())
     assert list(small_disk.glob("millrace-????????????")) == []
@@ -422,16 +402,16 @@ def test_a_full_disk_delays_plans_and_kills_no_worker(small_disk: Path, tmp_path
 def test_two_topologies(cluster: ForkedCluster, exact: AuditedStream, tmp_path: Path) -> None:
     other = AuditedStream(cluster.master, tmp_path / "other", "other", **CONFIG)
     for turn in range(4):
-        move(cluster, exact, "count", turn % 2)
-        move(cluster, other, "split", turn % 2)
+        exact.move_on("count", turn % 2)
+        other.move_on("split", turn % 2)
         exact.until(lambda: exact.state.handover.at_rest and other.state.handover.at_rest)
     exact.advance(300)
     assert_exact(exact.finish())
     victim = agent_of(cluster, 0)
     cluster.kill(victim)
-    move(cluster, other)
+    other.move_on()
     other.until(lambda: victim not in cluster.master.state.workers)
-    other.until(reached(cluster))
+    other.until(lambda: reached(cluster.master))
     other.advance(300)
     assert_nothing_lost(other.finish())
 
@@ -449,7 +429,7 @@ def test_a_hundred_moves_in_quick_succession(cluster: ForkedCluster, exact: Audi
             wanted[task] = slot
         except TopologyError as error:
             assert f"{task} is being moved" in str(error)
-    exact.until(reached(cluster))
+    exact.until(lambda: reached(cluster.master))
     assert {task: exact.state.places[task].slot for task in wanted} == wanted
     exact.advance(500)
     assert exact.state.losses == 0
@@ -471,7 +451,7 @@ def test_ackers_that_move_away_and_back_unnoticed_forget_nothing(tmp_path: Path)
 
         for _ in range(5):
             cluster.master.call(move_away_and_back)
-            stream.until(reached(cluster))
+            stream.until(lambda: reached(cluster.master))
         stream.advance(300)
         assert_exact(stream.finish())
 
@@ -481,6 +461,6 @@ def test_the_cluster_leaves_no_files(tmp_path: Path) -> None:
         directory = Path(cluster.setup().directory())
         stream = AuditedStream(cluster.master, tmp_path, **CONFIG)
         cluster.kill(agent_of(cluster, 0))
-        stream.until(lambda: len(cluster.master.state.workers) == 2 and reached(cluster)())
+        stream.until(lambda: len(cluster.master.state.workers) == 2 and reached(cluster.master))
         assert {path.name for path in directory.glob("node-*")} == {plan_directory(cluster, node).name for node in range(NODES)}
     assert not directory.exists()

@@ -399,6 +399,8 @@ def test_the_other_verbs_work_on_batches(cli: Cli, master: Master) -> None:
     assert cli("load")[0] == 0
     code, out, _ = cli("move", "count[0]", str(1 - master.state.topologies["words"].places[COUNT0].slot))
     assert code == 0 and "it moves with the next batch" in out
+    code, out, err = cli("moves", "--cancel", "count[0]")
+    assert (code, out) == (1, "") and "'words' runs in batches" in err and "move the task back with `millrace move`" in err
     owner = master.state.topologies["words"].key_groups["count"][0]
     code, out, _ = cli("regroup", "count", f"0={1 - owner}")
     assert code == 0 and "1 key group of count of words goes to other tasks with the next batch" in out

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace.config import CHECKPOINTS, HISTORY
-from millrace.control.events import Event, ManifestStored, Say, Ticked
+from millrace.control.events import Event, ManifestStored, MoveArmed, MoveTaken, Say, Ticked
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.workloads.audit import StatefulWordCount
@@ -59,26 +59,31 @@ def test_an_error_in_work_that_nobody_waits_for_ends_all_topologies(master: Mast
     assert [topology for topology, _ in errors(master)] == ["", *NAMES]
 
 
-def test_an_error_in_a_decision_about_one_topology_ends_only_that(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_at(master: Master, monkeypatch: pytest.MonkeyPatch, *kinds: type[Event]) -> None:
+    """Make the master fail at events of these kinds while it has topologies."""
     handle = master.state.handle
 
-    def fails(event: Event) -> Any:
-        return fail() if isinstance(event, ManifestStored) else handle(event)
+    def fails(event: Event, now: float) -> Any:
+        return fail() if isinstance(event, kinds) and master.state.topologies else handle(event, now)
 
     monkeypatch.setattr(master.state, "handle", fails)
-    master.later(lambda: master.tell(ManifestStored("second", 1, 1, "")))
-    assert master.wait_until(lambda: "second" not in master.state.topologies, SECONDS)
+
+
+@pytest.mark.parametrize("about", [lambda number: ManifestStored("second", 1, 1, ""),
+                                   lambda number: MoveArmed(number, 0, 1, 0),
+                                   lambda number: MoveTaken(number, 0, 1)], ids=["manifest", "armed", "taken"])
+def test_an_error_in_a_decision_about_one_topology_ends_only_that(master: Master, monkeypatch: pytest.MonkeyPatch,
+                                                                  about: Callable[[int], Event]) -> None:
+    event = about(master.state.topologies["second"].number)
+    fail_at(master, monkeypatch, type(event))
+    master.call(lambda: master.tell(event))
     assert topologies(master) == ["first"] and list(failures(master)) == ["second"]
+    assert "ZeroDivisionError: a defect" in failures(master)["second"]
     assert [topology for topology, _ in errors(master)] == ["second"]
 
 
 def test_an_error_in_a_tick_ends_all_topologies(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = master.state.handle
-
-    def fails(event: Event) -> Any:
-        return fail() if isinstance(event, Ticked) and master.state.topologies else handle(event)
-
-    monkeypatch.setattr(master.state, "handle", fails)
+    fail_at(master, monkeypatch, Ticked)
     assert master.wait_until(lambda: not master.state.topologies, SECONDS)
     assert sorted(failures(master)) == NAMES
 

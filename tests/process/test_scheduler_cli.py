@@ -1,4 +1,4 @@
-"""`millrace scheduler`, `move`, `plan` and `load` against a running master: exit codes, JSON output and one-line errors."""
+"""`millrace scheduler`, `move`, `rebalance`, `plan` and `load` against a running master: exit codes, JSON, one-line errors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millrace.cli.main import main
+from millrace.master.requests.client import ask
 from millrace.model.graph import TaskId
 from millrace.model.situation import Situation
 from support.processes.forked import ForkedCluster
@@ -23,6 +25,7 @@ from support.topologies.audited import SECONDS, AuditedStream
 
 Cli = Callable[..., tuple[int, str, str]]
 QUICK = ["--period", "0.5", "--cool-down", "0.5"]
+CYCLES = ["--set", "supervisor_cycle=0.1", "--set", "worker_cycle=0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,11 @@ def test_a_user_defined_scheduler(cli: Cli, stream: AuditedStream) -> None:
     (["tstorm", "--period", "-1"], "at least 0"),
     (["tstorm", "--period", "nan"], "finite number"),
     (["tstorm", "--min-gain", "2"], "from 0 to 1"),
+    (["tstorm", "--strategy", "teleport"], "is not one of handover, rollback"),
+    (["tstorm", "--strategy", "dcr"], "'audited' takes no waves, so it cannot be migrated by dcr"),
+    (["tstorm", "--strategy-set", "message_timeout=5"], "handover has no parameter 'message_timeout'; it has none"),
+    (["tstorm", "--strategy", "storm", "--strategy-set", "message_timeout=-1"], "expected seconds, 0 or more"),
+    (["tstorm", "--strategy", "storm", "--strategy-set", "message_timeout"], "KEY=VALUE"),
     (["tstorm", "--estimator", "nope"], "there is no estimator named 'nope'"),
     (["tstorm", "--estimator", "ewma", "--estimator-set", "a=1"], "never learn"),
     (["tstorm", "--estimator-set", "a"], "KEY=VALUE"),
@@ -173,6 +181,15 @@ def test_usage(cli: Cli, arguments: list[str]) -> None:
     assert (code, out) == (2, "") and "Usage: millrace" in err and "Traceback" not in err
 
 
+def test_the_strategy_of_a_scheduler(cli: Cli) -> None:
+    answer = value(cli("scheduler", "set", "off", "--strategy", "storm", "--strategy-set", "message_timeout=5", "--json"))
+    assert (answer["policy"]["strategy"], answer["policy"]["strategy_parameters"]) == ("storm", {"message_timeout": 5})
+    code, out, _ = cli("scheduler", "show")
+    assert code == 0 and "strategy=storm (message_timeout=5)" in out
+    answer = value(cli("scheduler", "set", "off", "--strategy", "handover", "--json"))
+    assert (answer["policy"]["strategy"], answer["policy"]["strategy_parameters"]) == ("handover", {})
+
+
 def test_history_ends_with_the_newest(cli: Cli, stream: AuditedStream) -> None:
     decisions = stream.master.scheduling.generator.decisions
     for name in ("tstorm", "otd", "even"):
@@ -191,7 +208,8 @@ def test_move(cli: Cli, stream: AuditedStream) -> None:
     task, slot = split(stream)
     answer = value(cli("move", str(task), str(1 - slot), "--json"))
     assert answer == {"topology": "audited", "task": "split[0]", "from": slot, "to": 1 - slot, "keyed": False,
-                      "waves": False, "batched": False, "waits_for": []}
+                      "waves": False, "batched": False, "strategy": "handover", "waits_for": [],
+                      "starting": False}
     stream.until(lambda: split(stream)[1] == 1 - slot and stream.state.handover.at_rest)
     assert value(cli("plan", "--json"))["topologies"]["audited"]["placement"]["split[0]"] == 1 - slot
     code, out, _ = cli("move", "split[0]", str(1 - slot), "--topology", "audited")
@@ -236,7 +254,7 @@ def test_regroup(cli: Cli, stream: AuditedStream) -> None:
     first = [group for group, owner in enumerate(owners) if owner == 0][:3]
     items = [f"{group}=1" for group in first]
     answer = value(cli("regroup", "count", *items, "--json"))
-    assert answer == {"topology": "audited", "component": "count", "batched": False, "waits_for": [],
+    assert answer == {"topology": "audited", "component": "count", "batched": False, "waits_for": [], "starting": False,
                       "groups": {str(group): {"from": 0, "to": 1} for group in first}}
     stream.until(lambda: stream.state.handover.at_rest)
     wanted = [1 if group in first else owner for group, owner in enumerate(owners)]
@@ -258,6 +276,8 @@ def test_regroup(cli: Cli, stream: AuditedStream) -> None:
     (["count", "0=3"], "'count' has no task 3; it has 0 to 2"), (["count", "0=-1"], "'count' has no task -1"),
     (["count", "0"], "KEY=VALUE"), (["count", "x=1"], "'x' is neither a key group, as in 12=1, nor a range, as in 0-7=1"),
     (["count", "7-0=1"], "'7-0' is neither a key group"), (["count", "0=one"], "must be a whole number"),
+    (["count", "0-=1"], "'0-' is neither a key group"),
+    (["count", "0-7=1", "3=2"], "regroup '3=2': key group 3 is already given to task 1, and it can have only one owner"),
     (["count", "0=1", "--topology", "nope"], "no topology named 'nope' is running; running: audited"),
 ])
 def test_invalid_changes_of_key_groups(cli: Cli, stream: AuditedStream, arguments: list[str], says: str) -> None:
@@ -278,6 +298,61 @@ def test_invalid_moves(cli: Cli, stream: AuditedStream, arguments: list[str], sa
     version = stream.state.version
     assert_one_line(cli("move", *arguments), says)
     assert stream.state.version == version
+
+
+def test_move_by_a_strategy(cli: Cli, stream: AuditedStream) -> None:
+    task, slot = split(stream)
+    for target in (1 - slot, slot):
+        code, out, _ = cli("move", str(task), str(target), "--strategy", "nstorm", *CYCLES)
+        assert code == 0 and "it moves by nstorm; `moves` shows its progress\n" in out
+        stream.until(lambda target=target: stream.state.migration is None and split(stream)[1] == target)
+    version = stream.state.version
+    for target in (0, 1):
+        assert_one_line(cli("move", str(task), str(target), "--strategy", "teleport"), "there is no strategy 'teleport'")
+        assert_one_line(cli("move", str(task), str(target), "--set", "drain=1"), "handover has no parameter 'drain'")
+    assert_one_line(cli("move", str(task), str(1 - slot), "--strategy", "dcr"), "'audited' takes no waves")
+    assert stream.state.version == version
+
+
+def test_rebalance(cli: Cli, stream: AuditedStream, tmp_path: Path) -> None:
+    before, owners = dict(stream.state.plan.placement), stream.state.key_groups["count"]
+    arguments = ["rebalance", "--scheduler", "support.user_schedulers:MovesTasksAndKeyGroups", "--strategy", "nstorm", *CYCLES]
+    assert_one_line(cli(*arguments, "--no-wait"), "the plan also gives key groups of count to other tasks")
+    answer = value(cli(*arguments, "--json"))
+    assert (answer["record"]["strategy"], answer["record"]["outcome"]) == ("nstorm", "done")
+    assert {move["task"]: move["to"] for move in answer["moves"]} == {str(task): 1 - slot for task, slot in before.items()}
+    assert [(change["component"], change["groups"]) for change in answer["regrouped"]] == [
+        ("count", {"0": {"from": owners[0], "to": max(owners)}})]
+    stream.until(lambda: stream.state.handover.at_rest and stream.state.key_groups["count"] == (max(owners), *owners[1:]))
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({str(task): slot for task, slot in before.items()}))
+    code, out, err = cli("rebalance", "audited", "--to", str(file))
+    assert (code, err) == (0, "") and "of audited: handover, done" in out
+    assert stream.state.plan.placement == before
+    assert cli("rebalance", "--to", str(file)) == (0, "every task of audited is already where the plan wants it\n", "")
+    assert cli("regroup", "count", f"0={owners[0]}")[0] == 0
+    stream.until(lambda: stream.state.handover.at_rest)
+    stream.advance(50)
+
+
+def test_a_rebalance_that_is_refused_or_cancelled(cli: Cli, stream: AuditedStream, tmp_path: Path) -> None:
+    task, slot = split(stream)
+    file, version = tmp_path / "plan.json", stream.state.version
+    file.write_text(json.dumps({str(task): 1 - slot}))
+    assert_one_line(cli("rebalance", "--to", str(file), "--strategy", "dcr"), "'audited' takes no waves")
+    assert stream.state.version == version
+
+    def cancel() -> None:
+        stream.until(lambda: stream.state.migration is not None)
+        ask(None, "cancel move", task=str(task))
+
+    with ThreadPoolExecutor(1) as pool:
+        cancelled = pool.submit(cancel)
+        code, out, _ = cli("rebalance", "--to", str(file), "--strategy", "storm", "--set", "message_timeout=3600")
+        cancelled.result()
+    assert code == 1 and "storm, cancelled" in out and "a person cancelled it" in out
+    assert split(stream) == (task, slot)
+    stream.advance(50)
 
 
 def test_a_resident_topology_keeps_its_parallelism(cli: Cli, stream: AuditedStream) -> None:

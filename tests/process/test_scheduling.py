@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,25 @@ from typing import Any
 import pytest
 
 from millrace.control.scheduling.schedule_generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
-from millrace.errors import BadParameter, MillraceError, SchedulerFailed, UnknownName
+from millrace.errors import BadParameter, MillraceError, SchedulerFailed, TopologyError, UnknownName
 from millrace.master.load.history import History
 from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
+from millrace.workloads.audit import AuditResult, audit, true_counts
 from support.processes.forked import ForkedCluster
-from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import (
+    SECONDS,
+    UNHURRIED,
+    AuditedStream,
+    StatefulStream,
+    assert_all_exact,
+    assert_exact,
+    assert_nothing_lost,
+)
 
 RATE = 400  # lines per second and spout: enough traffic, far below the machine's limit
+ZIPF = 1.2  # word k of the vocabulary has weight 1 / k ** ZIPF
 QUICK = {"period": 0.2, "cool_down": 0.2}
 Open = Callable[..., ForkedCluster]
 
@@ -30,6 +41,17 @@ def user_directories_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     with tempfile.TemporaryDirectory(prefix="run") as runtime_directory:  # sockets need a short path
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_directory)
         yield
+
+
+class SkewedStream(StatefulStream):
+    """A stream with state in which some words are far more frequent than others."""
+
+    def finish_both(self) -> tuple[AuditResult, Counter[str], Counter[str]]:
+        self.drain()
+        expected = self.positions()
+        result, counts = audit(self.directory, expected, zipf=ZIPF), self.counts()
+        self.end()
+        return result, counts, true_counts(expected, zipf=ZIPF)
 
 
 @pytest.fixture
@@ -115,6 +137,10 @@ def test_a_failure_is_reported_again_when_the_scheduler_is_set_again(cluster: Fo
     ({"name": "support.user_schedulers:Tuned", "parameters": {"least": 100}}, SchedulerFailed, "from 1 to 9"),
     ({"name": "tstorm", "policy": {"period": -1}}, BadParameter, "at least 0"),
     ({"name": "tstorm", "policy": {"perod": 1}}, BadParameter, "the schedule generator has no parameter 'perod'"),
+    ({"name": "tstorm", "policy": {"strategy": "teleport"}}, BadParameter, "is not one of handover, rollback"),
+    ({"name": "tstorm", "policy": {"strategy": "storm", "strategy_parameters": {"timeout": 1}}}, UnknownName,
+     "the strategy storm has no parameter 'timeout'; it has message_timeout=30"),
+    ({"name": "tstorm", "policy": {"strategy_parameters": {"message_timeout": 1}}}, UnknownName, "it has none"),
     ({"name": "tstorm", "estimator": "nope"}, UnknownName, "there is no estimator named 'nope'"),
     ({"name": "tstorm", "estimator": "ewma", "estimator_parameters": {"a": 1.0}}, BadParameter, "never learn"),
     ({"name": "tstorm", "estimator_parameters": {"a": 7}}, BadParameter, "out of range"),
@@ -222,6 +248,51 @@ def test_schedulers_are_swapped_while_it_runs(cluster: ForkedCluster, stream: Au
         assert len(windows) >= 6
     finally:
         history.close()
+
+
+def test_a_strategy_that_a_topology_does_not_allow(cluster: ForkedCluster, tmp_path: Path) -> None:
+    """It is refused, or reported once if the topology came after the strategy was chosen."""
+    master = cluster.master
+    master.set_scheduler("off", {}, {"strategy": "dcr"})
+    (tmp_path / "audited").mkdir()
+    stream = AuditedStream(master, tmp_path / "audited", rate=RATE, **UNHURRIED)
+    stream.advance(100)
+    version = stream.state.version
+    with pytest.raises(TopologyError, match="'audited' takes no waves, so it cannot be migrated by dcr"):
+        master.set_scheduler("tstorm", {"gamma": 10.0}, {**QUICK, "strategy": "dcr"})
+    assert master.scheduling.settings()["scheduler"] == "off"
+    master.set_scheduler("tstorm", {"gamma": 10.0}, QUICK)
+    stream.until(lambda: times(master, "tstorm", OVERTAKEN) >= 2)
+    said = [event["text"] for event in list(master.events)]
+    warnings = [text for text in said if "plans of scheduler tstorm cannot be carried out" in text]
+    assert len(warnings) == 1 and "takes no waves" in warnings[0] and "scheduler set --strategy" in warnings[0]
+    assert stream.state.version == version
+    master.set_scheduler("tstorm", {"gamma": 10.0}, {"strategy": "nstorm", "strategy_parameters": {
+        "supervisor_cycle": 0.1, "worker_cycle": 0.1}})
+    stream.until(lambda: bool(decisions(master, "tstorm", ENACTED)) and stream.state.migration is None)
+    [record, *_] = [row for row in master.past_migrations("audited") if row["strategy"] == "nstorm"]
+    assert (record["outcome"], record["parameters"]) == ("done", {"supervisor_cycle": 0.1, "worker_cycle": 0.1})
+    master.set_scheduler("off", {}, {})
+    stream.advance(100)
+    assert_nothing_lost(stream.finish())
+
+
+def test_skewed_key_groups_are_balanced_while_it_runs(cluster: ForkedCluster, tmp_path: Path) -> None:
+    master = cluster.master
+    stream = SkewedStream(master, tmp_path, rate=RATE, zipf=ZIPF, **UNHURRIED)
+    before = stream.state.key_groups["count"]
+    master.set_scheduler("balance", {"tolerance": 0.05}, QUICK)
+    stream.until(lambda: stream.state.key_groups["count"] != before)
+    master.set_scheduler("off", {}, {})
+    stream.until(lambda: stream.state.handover.at_rest)
+    moved = [move for row in ask(master.name, "migrations", topology=stream.name) if row["outcome"] == "done"
+             for move in row["moved"] if row["cause"].startswith("scheduler: decision ")]
+    assert moved and all(move["groups"] and move["task"].startswith("count[") for move in moved)
+    enacted = decisions(master, "balance", ENACTED)[0]
+    assert enacted.expected["before"]["skew"] > enacted.expected["after"]["skew"]
+    stream.advance(100)
+    assert stream.state.losses == 0
+    assert_all_exact(stream.finish_both())
 
 
 def test_a_scheduler_that_moves_everything_each_time_is_not_followed(cluster: ForkedCluster, stream: AuditedStream) -> None:

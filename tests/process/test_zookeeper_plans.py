@@ -28,7 +28,7 @@ from millrace.workloads.audit import AuditedWordCount
 from support.processes.forked import ForkedCluster
 from support.servers.ports import free_port
 from support.servers.zookeeper import ZooKeeperServer
-from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost, reached
 
 SLOTS, NODES = 3, 2
 SILENCE = 2.0  # seconds after which a master takes ZooKeeper to be away, where a test stops it
@@ -91,24 +91,6 @@ def run(cluster: ForkedCluster, directory: Path, **config: object) -> AuditedStr
     return stream
 
 
-def move(cluster: ForkedCluster, stream: AuditedStream, component: str = "count", index: int = 0) -> None:
-    task = TaskId(component, index)
-
-    def order() -> None:
-        alive = sorted(cluster.master.state.workers)
-        now = alive.index(stream.state.places[task].slot)
-        cluster.master.move(stream.name, task, alive[(now + 1) % len(alive)])
-
-    cluster.master.call(order)  # on the master's thread: it may be placing tasks
-
-
-def reached(cluster: ForkedCluster) -> bool:
-    """True if every live worker has enacted the newest plan, and no task is being moved."""
-    state = cluster.master.state
-    return (bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
-            and all(topology.handover.at_rest for topology in state.topologies.values()))
-
-
 def has_event(cluster: ForkedCluster, what: str) -> bool:
     return any(what in event["text"] for event in list(cluster.master.events))
 
@@ -116,14 +98,14 @@ def has_event(cluster: ForkedCluster, what: str) -> bool:
 def test_tasks_move_and_a_dead_agent_is_replaced(cluster: ForkedCluster, tmp_path: Path) -> None:
     stream = run(cluster, tmp_path, **CONFIG)
     for component in ("split", "count", "sink", ACKER):
-        move(cluster, stream, component)
-        stream.until(lambda: reached(cluster))
+        stream.move_on(component)
+        stream.until(lambda: reached(cluster.master))
     victim = cluster.master.state.agents["node0"]
     cluster.kill(victim)
-    move(cluster, stream)
-    stream.until(lambda: victim not in cluster.master.state.workers and reached(cluster))
+    stream.move_on()
+    stream.until(lambda: victim not in cluster.master.state.workers and reached(cluster.master))
     cluster.start(victim)
-    stream.until(lambda: victim in cluster.master.state.workers and reached(cluster))
+    stream.until(lambda: victim in cluster.master.state.workers and reached(cluster.master))
     stream.advance(300)
     assert not cluster.master.superseded and not has_event(cluster, "plans cannot be published")
     assert_nothing_lost(stream.finish())
@@ -133,16 +115,16 @@ def test_the_stream_continues_and_plans_wait_while_zookeeper_is_down(server: Zoo
                                                                      tmp_path: Path) -> None:
     cluster = own_cluster
     stream = run(cluster, tmp_path, **UNHURRIED)
-    stream.until(lambda: reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     before = {task: stream.state.places[task].slot for task in (TaskId("count", 0), TaskId("split", 0))}
     server.stop()
-    move(cluster, stream)
+    stream.move_on()
     stream.until(lambda: has_event(cluster, "plans cannot be published"))
     stream.advance(300)
-    assert stream.state.losses == 0 and not reached(cluster)
-    move(cluster, stream, "split")
+    assert stream.state.losses == 0 and not reached(cluster.master)
+    stream.move_on("split")
     server.start()
-    stream.until(lambda: has_event(cluster, "the coordination store is available again") and reached(cluster))
+    stream.until(lambda: has_event(cluster, "the coordination store is available again") and reached(cluster.master))
     stream.advance(300)
     assert stream.state.losses == 0
     assert all(stream.state.places[task].slot != slot for task, slot in before.items())
@@ -158,7 +140,7 @@ def test_a_worker_that_dies_while_zookeeper_is_down_is_replaced_later(server: Zo
     cluster.kill(victim)
     stream.until(lambda: victim not in cluster.master.state.workers)
     server.start()
-    stream.until(lambda: reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     stream.advance(300)
     assert_nothing_lost(stream.finish())
 
@@ -189,7 +171,7 @@ def test_workers_do_not_follow_a_plan_that_a_stranger_has_written(own_cluster: F
     """The plan in force, with the stamp of a later one: everything in it is right but the signature."""
     cluster = own_cluster
     stream = run(cluster, tmp_path)
-    stream.until(lambda: reached(cluster))
+    stream.until(lambda: reached(cluster.master))
     forged = Stamp(cluster.master.state.author, cluster.master.state.revision + 1000)
     published = cluster.master.distribution.publisher._last
     assert published is not None
@@ -224,7 +206,7 @@ def test_another_master_takes_over_and_the_first_steps_down(server: ZooKeeperSer
     name = f"taken-{time.monotonic_ns()}"
     with start(server, 2, name) as first:
         old = run(first, tmp_path / "old")
-        old.until(lambda: reached(first))
+        old.until(lambda: reached(first.master))
         with tempfile.TemporaryDirectory() as runtime_directory:
             runtime_directory_patch.setenv("XDG_RUNTIME_DIR", runtime_directory)
             with start(server, 2, name) as second:
@@ -243,8 +225,8 @@ def test_another_master_takes_over_and_the_first_steps_down(server: ZooKeeperSer
                 first.processes[0].join(SECONDS)
                 assert first.processes[0].exitcode == 0
                 new = run(second, tmp_path / "new")
-                move(second, new)
-                new.until(lambda: reached(second))
+                new.move_on()
+                new.until(lambda: reached(second.master))
                 new.advance(300)
                 assert not second.master.superseded
                 assert_exact(new.finish())
@@ -257,14 +239,14 @@ def test_workers_of_the_first_master_never_run_a_plan_of_the_second(server: ZooK
     with start(server, 2, name) as first:
         runtime_directory_patch.setattr(first.master, "give_way", lambda error: None)
         old = run(first, tmp_path / "old")
-        old.until(lambda: reached(first))
+        old.until(lambda: reached(first.master))
         revision = first.master.state.revision
         with tempfile.TemporaryDirectory() as runtime_directory:
             runtime_directory_patch.setenv("XDG_RUNTIME_DIR", runtime_directory)
             with start(server, 2, name) as second:
                 new = run(second, tmp_path / "new")
-                move(second, new)
-                new.until(lambda: reached(second))
+                new.move_on()
+                new.until(lambda: reached(second.master))
                 # Their agents refuse it, since another run has signed it. The workers would not run it either.
                 old.until(lambda: all(first.master.connections[slot].counters["agent_errors"] for slot in range(2)))
                 published = second.master.distribution.publisher._last
@@ -284,8 +266,8 @@ def test_a_master_whose_name_is_taken_does_not_disturb_the_running_one(server: Z
     stream = run(cluster, tmp_path)
     with pytest.raises(AddressInUse):
         start(server, 2, cluster.master.name)
-    move(cluster, stream)
-    stream.until(lambda: reached(cluster))
+    stream.move_on()
+    stream.until(lambda: reached(cluster.master))
     assert not cluster.master.superseded
     stream.advance(300)
     assert_exact(stream.finish())

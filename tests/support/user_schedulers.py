@@ -59,6 +59,16 @@ class UsesADeadSlot:
                        result.reason)
 
 
+class MovesTasksAndKeyGroups:
+    """Moves every task by a slot, and gives the first key group of every component to its last task."""
+
+    def schedule(self, graphs: Graphs, cluster: Cluster, load: Loads, plan: Plans) -> SchedulingResult:
+        result = shifted(graphs, cluster, plan)
+        return NewPlan({name: replace(new, key_groups={component: (max(owners), *owners[1:])
+                                                       for component, owners in new.key_groups.items()})
+                        for name, new in result.plans.items()}, result.reason)
+
+
 class WrongOwner:
     """The key groups of every component belong to a task that it does not have."""
 

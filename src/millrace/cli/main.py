@@ -40,6 +40,9 @@ DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help
                                                                                  "module may be in the current directory.")]
 OVERTAKEN = 3  # exit code: another driver has taken over, so a service manager must not restart this one
 InTopology = Annotated[str | None, typer.Option("--topology", metavar="NAME", help="Only this topology.")]
+ByStrategy = Annotated[str, typer.Option(metavar="NAME", help="Strategy of the migration, see `millrace rebalance --help`.")]
+StrategyParameters = Annotated[Pairs, typer.Option("--set", metavar="NAME=SECONDS", help="Parameter of the strategy, such as "
+                                                   "message_timeout=30; may be repeated.")]
 Parallelism = Annotated[Pairs, typer.Option(metavar="COMPONENT=N", help="Number of tasks of a component; may be repeated.")]
 
 
@@ -174,6 +177,7 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
          worker: Annotated[int, typer.Argument(metavar="WORKER", help="Number of the worker, as in `millrace plan`.")],
          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Topology of the task; needed only if several "
                                                                            "topologies have a task of that name.")] = None,
+         strategy: ByStrategy = "handover", parameters: StrategyParameters = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
     """Move one running task to another worker; nothing is lost.
 
@@ -182,8 +186,68 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
     from millrace.cli.show import print_move
     from millrace.master.requests.client import ask
 
-    answer = ask(cluster, "move", task=task, slot=worker, topology=topology)
+    answer = ask(cluster, "move", task=task, slot=worker, topology=topology, strategy=strategy,
+                 parameters=pairs("--set", parameters))
     typer.echo(json.dumps(answer)) if as_json else print_move(answer)
+
+
+@app.command()
+def rebalance(topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]", help="Default: the only one that "
+                                                                                        "runs.")] = None,
+              to: Annotated[str | None, typer.Option(metavar="FILE", help="The new plan: tasks and workers as JSON, or "
+                                                                          "edited output of `millrace plan --json`.")] = None,
+              scheduler: Annotated[str | None, typer.Option(metavar="NAME", help="The scheduler that makes the new plan; "
+                                                                                 "\"tstorm gamma=2\" with a parameter. "
+                                                                                 "Default: even.")] = None,
+              strategy: ByStrategy = "handover", parameters: StrategyParameters = None,
+              wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is over and show its record.")] = True,
+              cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Give a running topology another plan, by a strategy.
+
+    Strategies: handover (the default), rollback, storm, storm*, dsm, dcr, ccr, tstorm, nstorm, nstorm+, layered. For example:
+    millrace rebalance --to plan.json --strategy dcr
+    """
+    from functools import partial
+
+    from millrace.cli.listing import plain_console
+    from millrace.cli.rebalancing import new_owners, one_topology, placement_in, plan_by, wait_for
+    from millrace.cli.record import print_migration, print_rebalance
+    from millrace.cli.show import print_regroup
+    from millrace.master.requests.client import ask
+    from millrace.model.situation import Situation
+
+    if to is not None and scheduler is not None:
+        raise MillraceError("give either --to FILE or --scheduler NAME: both make the plan")
+    request = partial(ask, cluster)
+    plans = request("plan")["topologies"]
+    name = one_topology(topology, plans)
+    owners: dict[str, dict[int, int]] = {}
+    if to is not None:
+        placement = placement_in(to, name, plans[name])
+    else:
+        situation = Situation.from_json(request("situation"))
+        plan = plan_by(scheduler or "even", situation, name)
+        placement, owners = {str(task): slot for task, slot in plan.placement.items()}, new_owners(situation, name, plan)
+    if owners and not wait:
+        raise MillraceError(f"the plan also gives key groups of {', '.join(owners)} to other tasks, which follows when the "
+                            "tasks have moved: leave out --no-wait")
+    known = {row["id"] for row in request("migrations", topology=name)}
+    answer = request("rebalance", topology=name, placement=placement, strategy=strategy, parameters=pairs("--set", parameters))
+    record = wait_for(request, name, known, plain_console(stderr=True)) if wait and answer["moves"] else None
+    failed = record is not None and record["outcome"] != "done"
+    regrouped = [] if failed else [request("regroup", topology=name, component=component, owners=groups)
+                                   for component, groups in owners.items()]
+    if as_json:
+        typer.echo(json.dumps({**answer, "record": record, "regrouped": regrouped}))
+    elif record is not None:
+        print_migration(record, None)
+    else:
+        print_rebalance(answer)
+    if not as_json:
+        for change in regrouped:
+            print_regroup(change)
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -104,14 +104,22 @@ def pairs(option: str, items: list[str] | None, whole: bool = False) -> dict[str
 def group_owners(items: list[str]) -> dict[int, int]:
     """GROUP=TASK and FIRST-LAST=TASK as a dict of key groups and the index of their task."""
     owners: dict[int, int] = {}
-    for key, task in pairs("regroup", items, whole=True).items():
-        first, _, last = key.partition("-")
-        numbers = [int(text) for text in (first, last or first) if text.isdecimal() and len(text) < 6]
-        if len(numbers) < 2 or numbers[0] > numbers[1]:
-            raise MillraceError(f"regroup {f'{key}={task}'!r}: {key!r} is neither a key group, as in 12=1, nor a range, as in "
-                                "0-7=1")
-        owners.update(dict.fromkeys(range(numbers[0], numbers[1] + 1), task))
+    for item in items:
+        ((groups, task),) = pairs("regroup", [item], whole=True).items()
+        for group in _key_groups(item, groups):
+            if owners.setdefault(group, task) != task:
+                raise MillraceError(f"regroup {item!r}: key group {group} is already given to task {owners[group]}, and it can "
+                                    "have only one owner. Name it once")
     return owners
+
+
+def _key_groups(item: str, groups: str) -> range:
+    """The key groups that GROUP or FIRST-LAST stands for."""
+    first, dash, last = groups.partition("-")
+    numbers = [int(text) for text in (first, last if dash else first) if text.isdecimal() and len(text) < 6]
+    if len(numbers) < 2 or numbers[0] > numbers[1]:
+        raise MillraceError(f"regroup {item!r}: {groups!r} is neither a key group, as in 12=1, nor a range, as in 0-7=1")
+    return range(numbers[0], numbers[1] + 1)
 
 
 def _split(option: str, items: list[str] | None) -> list[tuple[str, str]]:

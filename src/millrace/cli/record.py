@@ -14,12 +14,16 @@ from millrace.cli.listing import Column, Hanging, Listing, plain_console, shorte
 
 BAR_WIDTH = 30
 TASKS_SHOWN = 40  # characters
+METRICS = {"drain_ms": ("drain", "drained in {} ms"), "rebalance_ms": ("rebal.", "rebalanced in {} ms"),
+           "restore_ms": ("restore", "first tuple after {} ms"), "catchup_ms": ("catch-up", "last old tuple after {} ms"),
+           "recovery_ms": ("recovery", "last replayed tuple after {} ms"), "stabilise_ms": ("stable", "stable after {} ms")}
 
 
 def print_cancelled(answer: dict[str, Any]) -> None:
     groups = number_of(len(answer["groups"]), "key group")
     kept = f" and keeps {groups}" if answer["groups"] else ""
-    plain_console().print(f"{answer['task']} of {answer['topology']} stays on worker {answer['worker']}{kept}")
+    stays = "waits for a worker" if answer["worker"] is None else f"stays on worker {answer['worker']}"
+    plain_console().print(f"{answer['task']} of {answer['topology']} {stays}{kept}")
 
 
 def print_moves(answer: list[dict[str, Any]]) -> None:
@@ -27,6 +31,8 @@ def print_moves(answer: list[dict[str, Any]]) -> None:
     if not answer:
         console.print("nothing is being moved")
     for moves in answer:
+        if (migration := moves["migration"]) is not None:
+            console.print(_migration_bar(moves["topology"], migration))
         if moves["moving"]:
             bar = Table.grid(padding=(0, 1))
             bar.add_row(Text(moves["topology"], style="bold"), ProgressBar(1.0, moves["progress"], width=BAR_WIDTH),
@@ -39,6 +45,24 @@ def print_moves(answer: list[dict[str, Any]]) -> None:
         for row in moves["waiting"]:
             target = row["to_task"] if row["groups"] else f"worker {row['to']}"
             console.print(Hanging(f"{_what(row)} to {target} ({row['cause']})", "  "))
+
+
+def print_rebalance(answer: dict[str, Any]) -> None:
+    console = plain_console()
+    if not answer["moves"]:
+        console.print(f"every task of {answer['topology']} is already where the plan wants it")
+        return
+    console.print(f"{number_of(len(answer['moves']), 'task')} of {answer['topology']} "
+                  f"{'moves' if len(answer['moves']) == 1 else 'move'} by {answer['strategy']}; `moves` shows the progress")
+
+
+def _migration_bar(topology: str, migration: dict[str, Any]) -> Table:
+    bar = Table.grid(padding=(0, 1))
+    trouble = f"; it fails: {migration['trouble']}" if migration["trouble"] else ""
+    bar.add_row(Text(topology, style="bold"), ProgressBar(1.0, migration["progress"], width=BAR_WIDTH),
+                f"{number_of(len(migration['tasks']), 'task')} by {migration['strategy']}: {migration['step']}, "
+                f"{migration['seconds']:.1f} s ({migration['cause']}){trouble}")
+    return bar
 
 
 def _moving(rows: list[dict[str, Any]]) -> Listing:
@@ -70,7 +94,9 @@ def print_migrations(answer: list[dict[str, Any]]) -> None:
         Column("rate", [share(row["throughput_ratio"]) for row in answer]),
         Column("pause\nms", [_ms(_longest_pause(row)) for row in answer], spare=True),
         Column("chunks\nlost", [count(row["lost"]) for row in answer], spare=True),
-        Column("tuples\nreplayed", [count(row["replayed"]) for row in answer], spare=True)))
+        Column("tuples\nreplayed", [count(row["replayed"]) for row in answer], spare=True),
+        *(Column(f"{title}\nms", [_ms(row.get(name)) for row in answer], spare=True)  # records of older versions have none
+          for name, (title, _) in METRICS.items() if any(row.get(name) is not None for row in answer))))
 
 
 def print_migration(row: dict[str, Any], plot: str | None) -> None:
@@ -83,6 +109,7 @@ def print_migration(row: dict[str, Any], plot: str | None) -> None:
             ("cause", row["cause"]),
             ("plan", f"version {row['from_version']} -> {row['to_version']}"),
             ("phases", f"armed in {_ms(phases['arm'])} ms, {switched}ended after {_ms(phases['done'])} ms"),
+            *_course(row),
             ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
                       f"{share(row['throughput_ratio'])} of the throughput before"),
             ("degraded", _degraded(row["degraded_s"])),
@@ -133,6 +160,19 @@ def _tasks(row: dict[str, Any]) -> str:
     if len(named) <= TASKS_SHOWN:
         return named
     return f"{number_of(groups, 'key group')} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
+
+
+def _course(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Lines that only some migrations have: several steps, metrics, workers that were restarted."""
+    lines, steps = [], row.get("steps_ms", [])
+    if len(steps) > 1:
+        parameters = "".join(f"; {name}={value:g}" for name, value in row["parameters"].items())
+        lines.append(("steps", ", ".join(f"{name} {_ms(ms)} ms" for name, ms in steps) + parameters))
+    if metrics := [text.format(_ms(row[name])) for name, (_, text) in METRICS.items() if row.get(name) is not None]:
+        lines.append(("metrics", ", ".join(metrics) + ("" if row["complete"] else "; it is still watched")))
+    if row.get("new_pids"):
+        lines.append(("workers", f"restarted, with the process ids {', '.join(map(str, row['new_pids']))}"))
+    return lines
 
 
 def _degraded(seconds: dict[str, float | None]) -> str:

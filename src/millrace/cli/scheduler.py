@@ -66,6 +66,10 @@ def set_scheduler(
         time_limit: Annotated[float | None, typer.Option(metavar="S", help="Time limit of the scheduler, in seconds.")] = None,
         dry_run: Annotated[bool | None, typer.Option("--dry-run/--act", help="Only report plans, or carry them out "
                                                                                "(the default).")] = None,
+        strategy: Annotated[str | None, typer.Option(metavar="NAME", help="Strategy of migration for its plans, see `millrace "
+                                                                          "rebalance --help`.")] = None,
+        strategy_set: Annotated[Pairs, typer.Option(metavar="NAME=SECONDS", help="Parameter of the strategy; may be "
+                                                                                 "repeated.")] = None,
         estimator: Annotated[str | None, typer.Option(metavar="NAME", help="ewma, trimmed-mean, last, or "
                                                                                     "module:Class.")] = None,
         estimator_set: Annotated[Pairs, typer.Option(metavar="KEY=VALUE", help="Parameter of the estimator; may be "
@@ -78,7 +82,7 @@ def set_scheduler(
     from millrace.master.requests.client import ask
 
     policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "overload": overload, "time_limit": time_limit,
-              "dry_run": dry_run}
+              "dry_run": dry_run, "strategy": strategy, "strategy_parameters": pairs("--strategy-set", strategy_set) or None}
     answer = ask(cluster, "scheduler set", seconds=SET_SECONDS, name=name, parameters=pairs("parameter", parameters),
                  policy={key: value for key, value in policy.items() if value is not None},
                  estimator=estimator, estimator_parameters=pairs("--estimator-set", estimator_set))
@@ -153,7 +157,7 @@ def _set(value: Any) -> str:
 def _print_scheduler(answer: dict[str, Any]) -> None:
     parameters = _pairs(answer["parameters"])
     estimator = f"{answer['estimator']['name']} {_pairs(answer['estimator']['parameters'])}"
-    rows = {"scheduler": answer["scheduler"] + (f" ({parameters})" if parameters else ""), "policy": _pairs(answer["policy"]),
+    rows = {"scheduler": answer["scheduler"] + (f" ({parameters})" if parameters else ""), "policy": _policy(answer["policy"]),
             "load": f"windows of {answer['window_seconds']:g} s, estimator {estimator}"}
     last = answer["last_decision"]
     if last is not None:
@@ -161,6 +165,14 @@ def _print_scheduler(answer: dict[str, Any]) -> None:
     console = plain_console()
     for name, text in rows.items():
         console.print(Hanging(text, f"{name + ':':<11}"))
+
+
+def _policy(policy: dict[str, Any]) -> str:
+    shown = dict(policy)
+    parameters = _pairs(shown.pop("strategy_parameters"))
+    if parameters:
+        shown["strategy"] += f" ({parameters})"
+    return _pairs(shown)
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -30,10 +30,14 @@ def print_move(move: dict[str, Any]) -> None:
         console.print(f"{move['task']} is on worker {move['to']} already")
         return
     console.print(f"{move['task']} of {move['topology']} moves from worker {move['from']} to worker {move['to']}")
-    if move["batched"]:
+    if move["strategy"] != "handover":
+        console.print(f"it moves by {move['strategy']}; `moves` shows its progress")
+    elif move["batched"]:
         console.print("it moves with the next batch, and its state moves with it")
     elif move["waits_for"]:
         console.print(f"it is handed over after {', '.join(move['waits_for'])}; `moves` shows its progress")
+    elif move["starting"]:
+        console.print("it is handed over when the topology runs; `moves` shows its progress")
     else:
         console.print("it is handed over while the stream runs; `moves` shows its progress")
 
@@ -44,8 +48,9 @@ def print_regroup(change: dict[str, Any]) -> None:
         console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
         return
     count = number_of(len(change["groups"]), "key group")
-    runs = f"after a move of {', '.join(change['waits_for'])}" if change["waits_for"] else "while the stream runs"
-    when = "with the next batch" if change["batched"] else f"{runs}; `moves` shows the progress"
+    runs = "when the topology runs" if change["starting"] else "while the stream runs"
+    after = f"after a move of {', '.join(change['waits_for'])}" if change["waits_for"] else runs
+    when = "with the next batch" if change["batched"] else f"{after}; `moves` shows the progress"
     go = "goes" if len(change["groups"]) == 1 else "go"
     console.print(f"{count} of {change['component']} of {change['topology']} {go} to other tasks {when}")
 

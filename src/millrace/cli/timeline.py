@@ -13,6 +13,8 @@ FORMATS = (".svg", ".png")
 INSTALL_PLOT = "pip install millrace[plot]"
 NAMED = 6
 LONGEST_CAUSE = 100  # characters
+MARKS = (("restore_ms", "first tuple", "tab:blue"), ("catchup_ms", "last old tuple", "tab:olive"),
+         ("recovery_ms", "last replayed tuple", "tab:purple"), ("stabilise_ms", "stable", "tab:cyan"))
 
 
 def check_plot(path: str, number: int | None) -> None:
@@ -46,11 +48,13 @@ def draw(migration: dict[str, Any], path: str) -> None:
     latency.set_ylim(bottom=0)
     latency.set_xlabel("seconds since the migration began")
     for axes in (rate, latency):
-        for name, first, last, color in _phases(migration["phases_ms"]):
+        for name, first, last, color in _shown_phases(migration):
             label = f"{name}, {last - first:.0f} ms"
             axes.axvspan(first / 1000, last / 1000, color=color, alpha=0.25, linewidth=0, label=label)
             axes.axvline(first / 1000, color="grey", linestyle="--", linewidth=1)
         axes.axvline(migration["phases_ms"]["done"] / 1000, color="grey", linestyle="--", linewidth=1)
+        for name, at, color in _marks(migration):
+            axes.axvline(at / 1000, color=color, linestyle=":", linewidth=1.5, label=f"{name}, {at:.0f} ms")
     rate.legend(fontsize=8, title="phases", title_fontsize=8)
     rate.set_title(f"{migration['topology']}: {migration['strategy']} of {_names(migration['moved'])}, {migration['outcome']}\n"
                    f"cause: {shorten(migration['cause'], LONGEST_CAUSE)}", fontsize=10)
@@ -65,6 +69,22 @@ def _phases(lasted: dict[str, float | None]) -> list[tuple[str, float, float, st
     armed, done = lasted["arm"] or 0.0, lasted["done"] or 0.0
     phases = [("arm", 0.0, armed, "tab:green"), ("switch", armed, done, "tab:red")]
     return [phase for phase in phases if phase[1] < phase[2]]
+
+
+def _shown_phases(migration: dict[str, Any]) -> list[tuple[str, float, float, str]]:
+    """The phases of the strategy: of one that ends tasks, the time before that and the rebalance."""
+    rebalance = migration.get("rebalance_ms")
+    if rebalance is None:
+        return _phases(migration["phases_ms"])
+    start = migration["phases_ms"]["arm"] or 0.0
+    before = "wait" if migration["drain_ms"] is None else "drain"
+    phases = [(before, 0.0, start, "tab:green"), ("rebalance", start, start + rebalance, "tab:red")]
+    return [phase for phase in phases if phase[1] < phase[2]]
+
+
+def _marks(migration: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """Name, time and color of each metric that is a point in time."""
+    return [(text, migration[name], color) for name, text, color in MARKS if migration.get(name) is not None]
 
 
 def _names(moved: list[dict[str, Any]]) -> str:

@@ -73,6 +73,7 @@ class Move:
     sources: list[tuple[TaskId, int]] = field(default_factory=list)
     groups: tuple[int, ...] = ()
     target: TaskId = NO_TASK  # the task itself, unless only key groups move
+    cold: bool = False  # state is copied only after the switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class TopologyAssignment:
     holders: list[tuple[TaskId, list[int]]] = field(default_factory=list)  # slots that keep a task's blocks, by block
     earlier: tuple[int, int] = (0, 0)  # last wave, and its epoch, of the run that a fresh one replaces: sinks publish it
     moves: list[Move] = field(default_factory=list)  # tasks that are being handed over
+    capturing: bool = False  # a task that has prepared a wave which captures processes nothing more
+    reached: list[tuple[TaskId, int]] = field(default_factory=list)  # positions before which spouts have sent all, if reported
 
     @property
     def recovers(self) -> tuple[int, int]:
@@ -162,4 +165,5 @@ def _part_of_topology(whole: TopologyAssignment, all_places: _Places, slots: set
     return replace(whole, places=places,
                    key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
                    positions=[(task, position) for task, position in whole.positions if task in local_tasks],
+                   reached=[(task, position) for task, position in whole.reached if task in local_tasks],
                    holders=[(task, slots) for task, slots in whole.holders if task in local_tasks])

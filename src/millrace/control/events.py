@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
 from millrace.control.migrations import Migration
-from millrace.control.moves import BY_HANDOVER
+from millrace.control.moves import BY_HANDOVER, BY_PERSON, Cause
 from millrace.control.waves import Send
 from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
@@ -51,6 +51,7 @@ class WorkerReported:
     starting: tuple[tuple[int, int], ...] = ()  # (topology, tasks that are not initialized yet)
     executed: tuple[tuple[int, int, int, bool], ...] = ()
     hosted: int = 0  # tasks there, of all topologies, including those that leave or arrive
+    reached: tuple[tuple[int, int, int], ...] = ()  # (topology, task, position before which a spout has sent everything)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class MoveArmed:
 @dataclass(frozen=True, slots=True)
 class MoveTaken:
     """The new incarnation of a task has taken over; or it cannot, because of `error`. `delta_bytes`: state that had changed
-    since the wave it was armed with. `pause`: seconds in which no incarnation worked."""
+    since the wave it was armed with. `pause`: seconds in which no incarnation worked. `copied_bytes`: of that wave."""
 
     topology: int
     epoch: int
@@ -143,6 +144,7 @@ class MoveTaken:
     delta_bytes: int = 0
     pause: float = 0.0
     error: str = ""
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +176,25 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A user moves a task to a slot. `strategy`: one of `moves.MOVE_STRATEGIES`."""
+    """A user moves a task to a slot. `strategy`, `parameters`: as in `Rebalanced`."""
 
     name: str
     task: TaskId
     slot: int
     strategy: str = BY_HANDOVER
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """A topology gets another placement. `placement`: new slots, of the tasks that change theirs. `strategy`, `parameters`: see
+    `strategies/catalogue.py`."""
+
+    name: str
+    placement: Mapping[TaskId, int]
+    strategy: str = BY_HANDOVER
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    cause: Cause = BY_PERSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +217,14 @@ class Regrouped:
 @dataclass(frozen=True, slots=True)
 class Replanned:
     """A scheduler's new plans, by topology, were accepted. `based_on`: versions of the plans that it was asked about.
-    `decision`: its number in the scheduler's history; 0: none."""
+    `decision`: its number in the scheduler's history; 0: none. `strategy`, `parameters`: as in `Rebalanced`."""
 
     plans: Mapping[str, Plan]
     based_on: Mapping[str, int]
     reason: str
     decision: int = 0
+    strategy: str = BY_HANDOVER
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +274,9 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved | Withdrawn
-         | Regrouped | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded | Ticked | WaveRequested
-         | WaveAcked | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
+Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved
+         | Rebalanced | Withdrawn | Regrouped | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded
+         | Ticked | WaveRequested | WaveAcked | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 ATTEMPTS_REMEMBERED = 100_000  # failed ids whose attempts a spout task remembers; it may never resend them
+FAILED_REMEMBERED = 100_000  # and those that it has not sent again yet
 FEW_ROOTS = 4  # in flight: so few hardly make a bolt slow
 
 
@@ -19,6 +21,7 @@ class Root:
     born: float
     attempt: int
     doomed: float | None = None  # fails at this time unless it completes before: part of it may be lost with a worker
+    origin: float = 0.0  # as in `Lineage`
 
 
 @dataclass(slots=True)
@@ -29,13 +32,14 @@ class InFlight:
     roots: dict[int, Root] = field(default_factory=dict)
     tuples: int = 0
     attempts: dict[Any, int] = field(default_factory=dict)  # failures of each id that is not acked
+    failing: dict[Any, tuple[float, float]] = field(default_factory=dict)  # ids not sent again: origin, and when they failed
     done_at: float = float("-inf")  # time when a root was last finished,
     done_after: float = 0.0  # and the time it took
     wary_until: float = float("-inf")  # until then other workers may still send to a lost worker
     wary_deadline: float = 0.0  # at which roots sent meanwhile fail
 
-    def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int) -> None:
-        self.roots[root] = Root(ids, tuples, now, attempt, self.wary_deadline if now < self.wary_until else None)
+    def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int, origin: float = 0.0) -> None:
+        self.roots[root] = Root(ids, tuples, now, attempt, self.wary_deadline if now < self.wary_until else None, origin)
         self.tuples += tuples
 
     def finished(self, root: int, now: float) -> Root | None:
@@ -50,7 +54,7 @@ class InFlight:
                         self.attempts.pop(tup_id, None)
         return known
 
-    def failed(self, root: int, cause: str) -> Root | None:
+    def failed(self, root: int, cause: str, now: float = 0.0) -> Root | None:
         """Remove a root that failed and return it. Only errors in user code count as attempts: a lost worker is not the tuple's
         fault."""
         known = self.roots.pop(root, None)
@@ -59,7 +63,27 @@ class InFlight:
             attempt = known.attempt + (cause == "error")
             if attempt:
                 self.count(known.ids, attempt)
+            if cause != "error" or known.origin:  # a tuple that fails in user code does so wherever its task is
+                self._remember(known, now)
         return known
+
+    def _remember(self, root: Root, now: float) -> None:
+        failing, entry = self.failing, (root.origin or root.born, now)
+        for tup_id in map(_hashable, root.ids):
+            failing.pop(tup_id, None)  # so that the dict is in the order of the failures
+            failing[tup_id] = entry
+        for tup_id in list(islice(failing, max(0, len(failing) - FAILED_REMEMBERED))):
+            del failing[tup_id]
+
+    def take_origin(self, ids: Iterable[Any]) -> float:
+        """The origin of tuples that are about to be sent: the earliest of those that have failed; 0 if none has."""
+        taken = [entry for tup_id in map(_hashable, ids) if (entry := self.failing.pop(tup_id, None)) is not None]
+        return min(taken)[0] if taken else 0.0
+
+    def forget_failing(self, now: float) -> None:
+        """Forget failed ids that have not been sent again for the length of a timeout: some spouts send nothing again."""
+        while self.failing and now - self.failing[oldest := next(iter(self.failing))][1] > self.timeout:
+            del self.failing[oldest]
 
     def count(self, ids: Iterable[Any], attempt: int) -> None:
         """Record that these ids have failed this many times."""

@@ -28,6 +28,7 @@ from millrace.control.events import (
     Moved,
     MoveTaken,
     Paused,
+    Rebalanced,
     Regrouped,
     Replanned,
     Rescaled,
@@ -47,6 +48,7 @@ from millrace.control.events import (
 from millrace.control.migrations import BY_RESTART, Recovery
 from millrace.control.moves import BY_ROLLBACK, LOSS, PERSON, Cause
 from millrace.control.moving.handover import HandoverControl
+from millrace.control.moving.migrating import MigrationControl
 from millrace.control.moving.plan_changes import PlanChanges
 from millrace.control.moving.slots import SlotControl
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
@@ -83,22 +85,24 @@ class MasterState:
         self.revision = 0
         self._waves = WaveControl(self)
         self._handovers = HandoverControl(self)
-        self._plan_changes = PlanChanges(self, self._handovers)
         self._slots = SlotControl(self, self._handovers, leave_limit, restart_wait)
+        self._migrations = MigrationControl(self, self._handovers, self._slots)
+        self._plan_changes = PlanChanges(self, self._handovers, self._migrations)
         self._reports = WorkerReports(self, self._waves, self._slots)
         self._numbers = 0
 
     def handle(self, event: Event, now: float | None = None) -> list[Command]:
         """Decide on an event. `now`: its time; None: that of the last tick."""
         if now is not None:
-            self._handovers.now = self._slots.now = max(now, self._handovers.now)
+            self._handovers.now = self._slots.now = self._migrations.now = max(now, self._handovers.now)
         match event:
             case WorkerJoined():
-                return self._joined(event)
+                return [*self._joined(event), *self._migrations.advance()]
             case WorkerLost():
                 return self._lost(event)
             case WorkerReported():
-                return self._reports.reported(event, self._handovers.now)
+                return [*self._reports.reported(event, self._handovers.now), *self._handovers.advance(),
+                        *self._migrations.advance()]
             case WorkerLeaves():
                 return self._slots.requested(event)
             case Submitted():
@@ -111,6 +115,8 @@ class MasterState:
                 return self._killed(event)
             case Moved():
                 return self._plan_changes.moved(event)
+            case Rebalanced():
+                return self._migrations.requested(event)
             case Withdrawn():
                 return self._plan_changes.withdrawn(event)
             case Regrouped():
@@ -134,9 +140,9 @@ class MasterState:
             case WaveRequested():
                 return self._waves.requested(event)
             case WaveAcked():
-                return self._waves.acked(event)
+                return [*self._waves.acked(event), *self._migrations.advance()]
             case ManifestStored():
-                return self._waves.stored(event)
+                return [*self._waves.stored(event), *self._migrations.advance()]
             case ChannelBroke():
                 return self._waves.broke(event)
             case LongCallsSeen():
@@ -160,11 +166,11 @@ class MasterState:
         self.workers[event.slot] = WorkerView(address, event.executor, event.node, heard=self._handovers.now)
         commands.append(Say(f"worker {event.slot} joined on {event.node.name}"))
         if held:
-            commands += self._start_again(event.slot)
+            commands += self._start_kept(event.slot)
         self._slots.joined(event.slot)
         for topology in self.topologies.values():
             if self._unplaced(topology):
-                commands += self._place(topology, f"worker {event.slot} joined")
+                commands += self.place(topology, f"worker {event.slot} joined")
             else:
                 commands += self._plan_changes.move_home(topology, event.slot)
         return [*commands, self.distribute()]
@@ -185,10 +191,14 @@ class MasterState:
         commands: list[Command] = [Say(text, level="info" if intended else "warning", cause=event.cause, tasks=tuple(hosted))]
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
+            homes = topology.handover.returning_to() - {event.slot}
             stranded, ends = self._leave_topology(topology, event.slot)
             commands += ends
+            self._migrations.lost(topology, event.slot, event.generation)
             if lost or stranded:
                 commands += self.lose(topology, [*lost, *stranded], text)
+            for slot in sorted(homes):  # the loss may have ended a return
+                commands += self._plan_changes.move_home(topology, slot)
         return [*commands, *self._slots.gone(event.slot), self.distribute()]
 
     def _leave_topology(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
@@ -197,7 +207,7 @@ class MasterState:
             by_slot.pop(slot, None)
         return self._handovers.lost(topology, slot)
 
-    def _start_again(self, slot: int) -> list[Command]:
+    def _start_kept(self, slot: int) -> list[Command]:
         """Start the tasks again whose places were kept for a restarted worker."""
         commands: list[Command] = []
         for topology in self.topologies.values():
@@ -205,12 +215,15 @@ class MasterState:
             stranded, ends = self._leave_topology(topology, slot)
             commands += [*ends, *(self.lose(topology, stranded, f"worker {slot} was restarted") if stranded else [])]
             if kept:
-                topology.losses += 1
-                topology.version += 1
-                topology.places.update((task, Place(slot, topology.version)) for task in kept)
-                commands.append(Say(f"{tasks_named(kept)} started again on worker {slot}", topology.graph.name))
-                commands += self._waves.roll_back(topology) if topology.waves is not None else []
+                commands += [Say(f"{tasks_named(kept)} started again on worker {slot}", topology.graph.name),
+                             *self.start_again(topology, kept)]
         return commands
+
+    def start_again(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+        topology.losses += 1
+        topology.version += 1
+        topology.places.update((task, Place(topology.places[task].slot, topology.version)) for task in tasks)
+        return self._waves.roll_back(topology) if topology.waves is not None else []
 
     def give_up_worker(self, slot: int, cause: str) -> list[Command]:
         """Count the worker as lost."""
@@ -222,7 +235,7 @@ class MasterState:
         if not topology.batched:
             topology.recovery = Recovery(str(Cause(LOSS, cause)), self._handovers.now, topology.version, sources,
                                          sum(topology.in_flight.values())).after(topology.recovery)
-        placed = self._place(topology, cause)
+        placed = self.place(topology, cause)
         return [*placed, *self._recovered(topology)] if topology.status in (RUNNING, PAUSED) else placed
 
     def _recovered(self, topology: TopologyState) -> list[Command]:
@@ -235,6 +248,12 @@ class MasterState:
 
     def roll_back(self, topology: TopologyState) -> list[Command]:
         return self._waves.roll_back(topology)
+
+    def begin_wave(self, topology: TopologyState) -> list[Command]:
+        return self._waves.begin(topology)
+
+    def drop_wave(self, topology: TopologyState) -> list[Command]:
+        return self._waves.drop(topology)
 
     def wave_committed(self, topology: TopologyState) -> list[Command]:
         return self._handovers.wave_committed(topology)
@@ -284,7 +303,7 @@ class MasterState:
             self._waves.prepare(topology, event)
         self.topologies[graph.name] = topology
         try:
-            placed = self._place(topology, "")
+            placed = self.place(topology, "")
         except Exception:
             del self.topologies[graph.name]  # refused as a whole
             raise
@@ -326,7 +345,8 @@ class MasterState:
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
         commands = [command for topology in late for command in self._give_up(topology)]
-        return [*commands, *self._waves.tick(now), *self._handovers.tick(now), *self._slots.tick(now)]
+        return [*commands, *self._waves.tick(now), *self._handovers.tick(now), *self._slots.tick(now),
+                *self._migrations.tick(now)]
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
         """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""
@@ -339,7 +359,7 @@ class MasterState:
         """Remove the topology; `how` is reported to users."""
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
-        records = self._handovers.ended(topology, how)
+        records = [*self._handovers.ended(topology, how), *self._migrations.ended(topology, how)]
         return [Say(how, topology.graph.name), *records, self.distribute(), *self._waves.delete_abandoned(topology),
                 Ended(topology.graph.name, topology.uncommitted)]
 
@@ -398,9 +418,10 @@ class MasterState:
         return self._slots.leaving(slot)
 
     def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
-        return [task for task in topology.graph.tasks() if task not in topology.places]
+        kept = topology.migration.removed if topology.migration is not None else {}
+        return [task for task in topology.graph.tasks() if task not in topology.places and task not in kept]
 
-    def _place(self, topology: TopologyState, cause: str) -> list[Command]:
+    def place(self, topology: TopologyState, cause: str) -> list[Command]:
         """Find a slot for every task that has none; other tasks stay where they are."""
         name, topology.restarts_because = topology.graph.name, cause
         unplaced = self._unplaced(topology)
@@ -438,6 +459,8 @@ class MasterState:
     def distribute(self) -> Distribute:
         """The command that sends out the assignment under a new revision."""
         self.revision += 1
+        for topology in self.topologies.values():
+            topology.note_revision(self.revision)
         return self.distribution()
 
     def distribution(self) -> Distribute:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,16 +28,28 @@ POINTS = 1000  # most in a timeline
 ROUNDING = 1e-9
 
 BY_RESTART = "restart"  # the strategy after a loss in a topology without waves; the others are those of moves
+HAND_OVER, REPLACE, CHECKPOINT, HOLD = "handover", "replace", "checkpoint", "hold"  # names of steps
 COMPLETED, CANCELLED, ROLLED_BACK = "done", "cancelled", "rolled back"  # outcomes
 
 
 class Bucket(NamedTuple):
-    """Tuples that the sinks have processed in one bucket. `seconds`: their latencies, summed up; `worst`: the longest."""
+    """Tuples that the sinks have processed in one bucket. `seconds`: their latencies, summed up; `worst`: the longest.
+    `entered`: when the oldest was sent by its spout for the first time; -inf if it was saved with a wave, and that time is not
+    known. `replayed`: those that were sent again; `rewound`: those of them that another incarnation of their spout had sent
+    before, for which `entered` is not known."""
 
     number: int
     tuples: int
     seconds: float = 0.0
     worst: float = 0.0
+    entered: float = inf
+    replayed: int = 0
+    rewound: int = 0
+
+    def plus(self, other: Bucket) -> Bucket:
+        """Both together, under this one's number."""
+        return Bucket(self.number, self.tuples + other.tuples, self.seconds + other.seconds, max(self.worst, other.worst),
+                      min(self.entered, other.entered), self.replayed + other.replayed, self.rewound + other.rewound)
 
 
 class Flow(NamedTuple):
@@ -89,7 +102,9 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class Migration:
     """A migration that has ended. Times are of the master's clock; `switched` is None if it never came to that. `in_flight`:
-    tuples when it switched, or when it began."""
+    tuples when it switched, or when it began. `steps`: the strategy's steps with their seconds. `rebalanced`: when tasks began
+    to end for it, and when all of them had started again; None if it stopped none. `restarted`: slots whose workers it
+    restarted."""
 
     topology: str
     strategy: str
@@ -103,6 +118,22 @@ class Migration:
     ended: float
     moved: tuple[TaskMove, ...]
     in_flight: int = 0
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[tuple[str, float], ...] = ()
+    rebalanced: tuple[float, float] | None = None
+    restarted: tuple[int, ...] = ()
+    went_back: float | None = None  # when all tasks went back to a wave: what has left the sinks until then is undone
+
+    @property
+    def waits(self) -> bool:
+        """True if spouts waited before tasks ended, so that tuples in flight were processed or captured."""
+        return self.rebalanced is not None and any(name == HOLD for name, _ in self.steps)
+
+    @property
+    def checkpoints(self) -> bool:
+        """True if a wave was committed for it before tasks ended: nothing that is read again after it had entered before it
+        was requested."""
+        return self.rebalanced is not None and any(name == CHECKPOINT for name, _ in self.steps)
 
     def to_json(self, effect: Effect, flow: Flow) -> dict[str, Any]:
         """Durations of the phases are in milliseconds; `done` is the time until the end, however it ended. `switch` is None if
@@ -114,6 +145,7 @@ class Migration:
         seen["degraded_s"] = {str(level): seconds for level, seconds in effect.degraded_s.items()}
         return {"topology": self.topology, "strategy": self.strategy, "cause": self.cause, "outcome": self.outcome,
                 "reason": self.reason, "from_version": self.from_version, "to_version": self.to_version, "phases_ms": phases,
+                "parameters": dict(self.parameters), "steps_ms": [[name, in_ms(seconds)] for name, seconds in self.steps],
                 "moved": [move.to_json() for move in self.moved], **seen, "in_flight": self.in_flight, "lost": flow.lost,
                 "replayed": flow.replayed, "repeated": flow.repeated}
 
@@ -127,13 +159,12 @@ def handed_over(topology: str, version: int, handover: Handover, moves: Iterable
         handover.from_version, version, handover.began, handover.since if handover.phase == SWITCH else None, now,
         tuple(TaskMove(moving.task, moving.old.slot, moving.new.slot, moving.pause if moving.taken else None,
                        moving.copied_bytes, moving.delta_bytes, moving.groups, moving.target) for moving in moves),
-        handover.in_flight)
+        handover.in_flight, steps=((HAND_OVER, now - handover.began),))
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Tasks that are placed anew after a loss, or moved by a roll-back, until they work again. `sources`: their slots
-    before."""
+    """Tasks that are placed anew after a loss, until they work again. `sources`: their slots before."""
 
     cause: str
     began: float
@@ -150,7 +181,8 @@ class Recovery:
     def record(self, topology: str, version: int, places: Mapping[TaskId, Place], strategy: str, now: float) -> Migration:
         moved = tuple(TaskMove(task, slot, places[task].slot) for task, slot in sorted(self.sources.items()) if task in places)
         return Migration(topology, strategy, self.cause, COMPLETED, "", self.from_version, version,
-                         self.began, self.began, now, moved, self.in_flight)
+                         self.began, self.began, now, moved, self.in_flight, steps=((REPLACE, now - self.began),),
+                         rebalanced=(self.began, now))
 
 
 def in_ms(seconds: float | None) -> float | None:
@@ -180,9 +212,7 @@ def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: floa
     they are complete."""
     if not buckets:
         return Effect()
-    during = Span(bucket_of(began), bucket_of(ended))
-    earliest = max(buckets[0].number, during.first - round(BEFORE_SECONDS / BUCKET_SECONDS))
-    before = Span(earliest, during.first - 1)
+    during, before = Span(bucket_of(began), bucket_of(ended)), span_before(buckets, began)
     after = Span(during.last + 1, min(during.last + round(AFTER_SECONDS / BUCKET_SECONDS), bucket_of(until) - 1))
     usual = usual_gap(buckets, before, during)
     usually = rate(buckets, before)
@@ -193,6 +223,12 @@ def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: floa
         degraded(buckets, Span(during.first, after.last), usually, usual) if usually else dict.fromkeys(LEVELS),
         in_ms(mean_latency(buckets, before)), in_ms(worst_latency(buckets, during)),
         in_ms(mean_latency(buckets, after)))
+
+
+def span_before(buckets: Sequence[Bucket], began: float) -> Span:
+    """The buckets before a migration with which it is compared."""
+    first = bucket_of(began)
+    return Span(max(buckets[0].number, first - round(BEFORE_SECONDS / BUCKET_SECONDS)), first - 1)
 
 
 def within(buckets: Sequence[Bucket], span: Span) -> list[Bucket]:

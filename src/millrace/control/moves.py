@@ -30,8 +30,8 @@ class Cause:
 
 
 PERSON, SCHEDULER, LOSS, RETURN = "person", "scheduler", "loss", "return"
+BY_PERSON = Cause(PERSON)
 BY_HANDOVER, BY_ROLLBACK = "handover", "rollback"
-MOVE_STRATEGIES = (BY_HANDOVER, BY_ROLLBACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ class Handover:
 
     waiting: dict[TaskId, Wanted] = field(default_factory=dict)
     regrouping: dict[GroupId, Regrouping] = field(default_factory=dict)
-    by_rollback: dict[TaskId, Wanted] = field(default_factory=dict)  # those that wait for a wave to roll back to
     batch: list[Moving] = field(default_factory=list)
     phase: str = RESTING
     stateful: bool = False  # some task of the batch has state
@@ -117,6 +116,8 @@ class Handover:
     from_version: int = 0  # of the plan before the batch
     in_flight: int = 0  # tuples when the batch began to switch, or began
     last_number: int = 0
+    cold: bool = False  # new incarnations copy state only after the switch
+    limit: float | None = None  # seconds from the switch after which old incarnations end; None: the setting
     groups_next: bool = False  # it is the turn of key groups, because tasks have moved last
     superseded: dict[int, Plan] = field(default_factory=dict)  # by version: the newest that moves alone have changed
 
@@ -173,6 +174,11 @@ class Handover:
                 to_be[group] = wanted.owner
         return to_be
 
+    def returning_to(self) -> set[int]:
+        """The slots that tasks return to, or wait to."""
+        return {*(moving.new.slot for moving in self.batch if moving.cause.who == RETURN and not moving.taken),
+                *(wanted.slot for wanted in self.waiting.values() if wanted.cause.who == RETURN)}
+
     def next_number(self) -> int:
         self.last_number += 1
         return self.last_number
@@ -201,7 +207,7 @@ class Handover:
         phase = SWITCH if self.phase == SWITCH else ARM
         return [Move(moving.number, moving.task, moving.old, moving.new, phase, self.base, [
             (source, incarnation) for source, incarnation in moving.sources
-            if source in places and places[source].incarnation == incarnation], moving.groups, moving.target)
+            if source in places and places[source].incarnation == incarnation], moving.groups, moving.target, self.cold)
             for moving in self.batch]
 
 

@@ -10,8 +10,10 @@ from millrace.control.assignment import Place, TopologyAssignment
 from millrace.control.backup_placement import backups
 from millrace.control.migrations import Recovery
 from millrace.control.moves import Handover
+from millrace.control.strategies.under_way import MigrationUnderWay
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
 from millrace.control.waves import Waves
+from millrace.errors import TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.state.checkpoint import Manifest
@@ -25,10 +27,12 @@ class TopologyState:
     graph: TopologyGraph
     _status: str = field(default=WAITING, init=False)
     version: int = 0  # of the plan; 0: it has never had a slot
+    version_sent: tuple[int, int] = (0, 0)  # the last version that was sent out, and the revision that was the first to have it
     places: dict[TaskId, Place] = field(default_factory=dict)
     homes: dict[TaskId, int] = field(default_factory=dict)  # a task's preferred slot: it returns there when the worker does
     key_groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     positions: dict[TaskId, int] = field(default_factory=dict)
+    reached: dict[TaskId, int] = field(default_factory=dict)  # by the last reports: positions before which spouts have sent all
     losses: int = 0
     ready_at: int = 0  # revision that all workers must have carried out before the spouts start
     paused: bool = False  # requested by the user; takes effect once the topology is up
@@ -47,6 +51,9 @@ class TopologyState:
     earlier: tuple[int, int] = (0, 0)  # as in `Submitted`
     offsets: str = ""  # the run under which Spark's positions are recorded; also in the manifests
     handover: Handover = field(default_factory=Handover)
+    migration: MigrationUnderWay | None = None  # of tasks, by another strategy than hand-over
+    held_back: bool = False  # its spouts wait for the migration
+    capturing: bool = False  # its tasks keep their input after the next wave, for the migration
     recovery: Recovery | None = None  # tasks are being placed anew after a loss
     restarts_because: str = ""  # the reason why tasks were last placed or rolled back
     storing: Manifest | None = None  # the manifest being written
@@ -70,6 +77,12 @@ class TopologyState:
         check_transition(self.graph.name, self._status, status, self.batched)
         self._status = status
 
+    def check_free(self) -> None:
+        """Raise `TopologyError` while a migration is under way that nothing else may change."""
+        if self.migration is not None:
+            raise TopologyError(f"{self.graph.name!r} is being migrated by {self.migration.strategy}: try again when that is "
+                                "over (millrace moves shows it)")
+
     @property
     def batched(self) -> bool:
         """The topology runs batch by batch: decisions take effect with the next batch."""
@@ -81,7 +94,7 @@ class TopologyState:
 
     @property
     def active(self) -> bool:
-        return self.status == RUNNING and not self.spouts_wait and not self.resting
+        return self.status == RUNNING and not self.spouts_wait and not self.resting and not self.held_back
 
     @property
     def failed_waves(self) -> int:
@@ -102,13 +115,19 @@ class TopologyState:
         """The topology's part of the assignment. `nodes`: slot -> node, of all workers."""
         plain = TopologyAssignment(self.number, self.graph, self.version, self.active, sorted(self.places.items()),
                                    self.key_groups, sorted(self.positions.items()), self.losses,
-                                   moves=self.handover.moves(self.places))
+                                   reached=sorted(self.reached.items()), moves=self.handover.moves(self.places),
+                                   capturing=self.capturing)
         if self.waves is None:
             return plain
         blocks, holders = backups(self.graph, {task: place.slot for task, place in self.places.items()}, nodes)
         positions = plain.positions if self.never_repeats else []  # the others take theirs from the checkpoint
         return replace(plain, positions=positions, epoch=self.epoch, blocks=blocks, holders=holders,
                        restore=self.restore_point, earlier=self.earlier)
+
+    def note_revision(self, revision: int) -> None:
+        """The assignment of this revision is sent out."""
+        if self.version != self.version_sent[0]:
+            self.version_sent = self.version, revision
 
     def note_hosts(self, node_of: Mapping[int, str]) -> None:
         arriving = [(moving.task, moving.new) for moving in self.handover.batch if moving.new.slot in node_of]

@@ -130,6 +130,16 @@ class WaveControl:
                 commands += self._carry_out(topology, waves.tick(now))
         return commands
 
+    def begin(self, topology: TopologyState) -> list[Command]:
+        """Begin the wave that is due, unless one is under way."""
+        assert topology.waves is not None
+        return self._carry_out(topology, topology.waves.tick(self.now)) if topology.waves.phase == IDLE else []
+
+    def drop(self, topology: TopologyState) -> list[Command]:
+        """Roll back the wave that is being prepared, if there is one."""
+        assert topology.waves is not None
+        return self._carry_out(topology, topology.waves.give_way(self.now))
+
     def requested(self, event: WaveRequested) -> list[Command]:
         """Begin a wave with the next tick, or after the current wave."""
         waves = self._master.topology(event.name).waves

@@ -32,7 +32,9 @@ FIRST_OUTPUT_SECONDS = 0.5  # from the return to a wave until the next one begin
 class Send:
     """Send a wave message to these tasks. `sweep`: only the spouts begin, other tasks follow when the wave has reached them
     on every channel; a task that has done it already acks again. `wave` was prepared in `wave_epoch`. `whole`: write no
-    deltas, because the store has lost some. `overtakes`: a task that has not done it yet does it before its queued input."""
+    deltas, because the store has lost some. `overtakes`: a task that has not done it yet does it before its queued input.
+    `captures`: and processes nothing more. `dropped`: waves up to this number that are not committed are over: no task may wait
+    for their marks."""
 
     kind: str
     wave: int
@@ -41,6 +43,8 @@ class Send:
     sweep: bool = False
     whole: bool = False
     overtakes: bool = False
+    captures: bool = False
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,9 @@ class Waves:
     whole: bool = False
     aligned: float = 0.0  # seconds after which a wave that is not prepared overtakes queued tuples; 0: never
     overtakes: bool = False  # the current wave does
+    captures: bool = False  # the next wave overtakes, and what it has overtaken is not processed
+    capturing: bool = False  # the current wave does
+    drains: bool = False  # no wave overtakes
     epoch: int = 0
     due: float = 0.0
     not_before: float = 0.0  # the next wave waits until then, even if one is requested: the last ones failed
@@ -114,6 +121,7 @@ class Waves:
     refused: bool = False  # the store refused the claim: try again
     requested: bool = False  # a wave is wanted after the current one, without waiting for the interval
     held: bool = False  # none begins: a task is being handed over
+    init_cycle: tuple[float, float] | None = None  # of a migration: INITs go out only at this time and every so many seconds
     closing: bool = False  # the next wave is the last one: repeat it without waiting for the interval until it is committed
 
     def request(self, now: float) -> None:
@@ -132,7 +140,7 @@ class Waves:
         self.tasks, self.epoch = tuple(tasks), epoch
         self.records, self.waiting = {}, set()
         if not claim:
-            return [self._send(INIT, now)]
+            return self._init(now)
         self.phase, self.refused = CLAIM, False
         return [Claim()]
 
@@ -143,14 +151,24 @@ class Waves:
         if error:
             self.refused, self.sent = True, now
             return []
-        return [self._send(INIT, now)]
+        return self._init(now)
+
+    def _init(self, now: float) -> list[WaveStep]:
+        """Ask all tasks to restore their state; later, if INITs follow a cycle."""
+        if self.init_cycle is None:
+            return [self._send(INIT, now)]
+        first, seconds = self.init_cycle
+        self.phase, self.waiting = INIT, set(self.tasks)
+        self.sent = first + (now - first) // seconds * seconds  # it went out before the tasks had started, and was lost
+        return []
 
     def begin(self, now: float) -> list[WaveStep]:
         """Begin a wave now, unless one is in progress."""
         if self.phase != IDLE or self.held or not self.tasks:
             return []
         self.wave += 1
-        self.began, self.records, self.requested, self.overtakes = now, {}, False, False
+        self.began, self.records, self.requested, self.overtakes = now, {}, False, self.captures
+        self.capturing = self.captures
         return [self._send(PREPARE, now)]
 
     def tick(self, now: float) -> list[WaveStep]:
@@ -165,12 +183,16 @@ class Waves:
         if self.phase == STORING and now - self.sent >= self.timeout:
             # It may still be written, which does no harm: it is complete, and a later manifest takes its place.
             return self.stored(self.wave, f"the checkpoint store has not written its manifest within {self.timeout:g} s", now)
-        if self.phase == STORING or now - self.sent < RESEND_SECONDS:
+        if self.phase == STORING or now - self.sent < self._resend_seconds:
             return []
         if self.phase == CLAIM:
             again, self.refused = self.refused, False  # one at a time: a store that hangs must not be flooded
             return [Claim()] if again else []
         return [self._again(now)]
+
+    @property
+    def _resend_seconds(self) -> float:
+        return self.init_cycle[1] if self.init_cycle is not None and self.phase == INIT else RESEND_SECONDS
 
     def _is_late(self, now: float) -> bool:
         """A wave waits for tasks that work, but not for ever: a task may also be kept busy by tuples that bolts emit on ticks,
@@ -181,7 +203,7 @@ class Waves:
     def _is_to_overtake(self, now: float) -> bool:
         """True if the current wave has waited long enough. The last wave of a topology never overtakes: it leaves no tuples
         behind, so that the topology can be resumed with another parallelism."""
-        return (self.phase == PREPARE and not self.overtakes and not self.closing
+        return (self.phase == PREPARE and not self.overtakes and not self.closing and not self.drains
                 and 0 < self.aligned <= now - self.began)
 
     def progress(self, tasks: Iterable[TaskId], now: float) -> None:
@@ -207,6 +229,7 @@ class Waves:
             return [Store(self.wave, self._recorded())]
         kind, self.phase = self.phase, IDLE
         if kind == INIT:
+            self.init_cycle = None
             # A first wave soon: until then a failure would roll back to the start. After a roll-back or a restart it waits for
             # some output to publish, which would otherwise be visible only with the wave after it.
             at_once = not self.committed or self.closing or self.requested
@@ -239,6 +262,13 @@ class Waves:
         self.records = {}
         return [Abandoned(self.wave, reason), self._send(ROLLBACK, now)]
 
+    def give_way(self, now: float) -> list[WaveStep]:
+        """Roll back a wave that is being prepared, so that another one need not wait for it. It has not failed."""
+        if self.phase != PREPARE:
+            return []
+        self.records = {}
+        return [self._send(ROLLBACK, now)]
+
     def _recorded(self) -> tuple[TaskRecord, ...]:
         return tuple(self.records[task] for task in sorted(self.records))
 
@@ -252,4 +282,5 @@ class Waves:
     def _again(self, now: float) -> Send:
         self.sent = now
         return Send(self.phase, self._asked(), tuple(sorted(self.waiting)), self.committed_epoch if self.phase == INIT
-                    else self.epoch, self.phase == PREPARE, self.whole, self.phase == PREPARE and self.overtakes)
+                    else self.epoch, self.phase == PREPARE, self.whole, self.phase == PREPARE and self.overtakes,
+                    self.phase == PREPARE and self.capturing, self.wave if self.phase == INIT else 0)

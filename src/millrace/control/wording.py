@@ -19,6 +19,14 @@ def tasks_named(tasks: Sequence[TaskId]) -> str:
     return ", ".join(map(str, tasks)) if len(tasks) <= NAMED else f"{len(tasks)} tasks"
 
 
+def tasks_listed(tasks: Iterable[TaskId]) -> str:
+    """All tasks from the first to the last of each component: count[0..7], lines[0..1]."""
+    last: dict[str, int] = {}
+    for task in tasks:
+        last[task.component] = max(task.index, last.get(task.component, 0))
+    return ", ".join(f"{component}[0..{index}]" for component, index in sorted(last.items())) or "none"
+
+
 def groups_named(groups: Iterable[tuple[str, int]]) -> str:
     """Counts of key groups by component. `groups`: component and key group."""
     counts = Counter(component for component, _ in groups)

@@ -49,6 +49,7 @@ class WorkerReports:
         self._slots.reported(event)
         by_number = {topology.number: topology for topology in self._master.topologies.values()}
         _note_positions(event, by_number)
+        _note_reached(event, by_number)
         self._note_executed(event, by_number)
         commands: list[Command] = []
         in_flight, starting = dict(event.in_flight), dict(event.starting)
@@ -96,7 +97,8 @@ class WorkerReports:
         if (topology.status == STARTING and topology.waves is None and self._master.all_at(topology.ready_at)
                 and not any(topology.starting.values())):
             return self._master.all_up(topology)
-        if (topology.resting or topology.status in (PAUSED, STOPPING)) and event.revision >= topology.ready_at:
+        waits = topology.resting or topology.held_back or topology.status in (PAUSED, STOPPING)
+        if waits and event.revision >= topology.ready_at:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
             if topology.status == STOPPING and self._master.drained(topology):
                 return self._waves.close(topology)
@@ -111,3 +113,11 @@ def _note_positions(event: WorkerReported, by_number: Mapping[int, TopologyState
         if topology.waves is None or event.revision >= topology.ready_at:
             task = topology.graph.task(task_number)
             topology.positions[task] = max(position, topology.positions.get(task, 0))
+
+
+def _note_reached(event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
+    for number, task_number, position in event.reached:
+        topology = by_number.get(number)
+        if topology is not None:
+            task = topology.graph.task(task_number)
+            topology.reached[task] = max(position, topology.reached.get(task, 0))

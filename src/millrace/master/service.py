@@ -28,8 +28,11 @@ from millrace.control.events import (
     LeaveOver,
     ManifestStored,
     Migrated,
+    MoveArmed,
     Moved,
+    MoveTaken,
     Paused,
+    Rebalanced,
     Regrouped,
     Replanned,
     Rescaled,
@@ -137,7 +140,7 @@ class Master:
         return {"status": lambda request: status_of(self),
                 **TopologyVerbs(self.state, self.tell, self._kill).verbs(),
                 **worker_verbs(self, self.pool), **scheduler_verbs(self.scheduling, self.state),
-                **record_verbs(self.state, self.scheduling.migrations, self.events),
+                **record_verbs(self.state, self.scheduling.migrations, self.events, self.ended),
                 **reading_verbs(self.state, self.state_queries, taps, self.checkpointing.place)}
 
     def _admit(self) -> wire.Welcome:
@@ -242,14 +245,20 @@ class Master:
         """Kill all topologies without waiting for tuples in flight."""
         self.call(self._kill_all)
 
-    def move(self, name: str, task: TaskId, slot: int, strategy: str = BY_HANDOVER) -> None:
-        """Move one running task to another worker: by hand-over, while all others work, or with the strategy `rollback` by a
-        roll-back of the topology to its next wave. In batches it moves with the next batch."""
-        self.call(lambda: self.tell(Moved(name, task, slot, strategy)))
+    def move(self, name: str, task: TaskId, slot: int, strategy: str = BY_HANDOVER,
+             parameters: Mapping[str, float] | None = None) -> None:
+        """Move one running task to another worker by a strategy; in batches it moves with the next batch."""
+        self.call(lambda: self.tell(Moved(name, task, slot, strategy, parameters or {})))
 
-    def cancel_move(self, name: str, task: TaskId) -> None:
-        """Cancel the move of a task that has not begun to switch."""
-        self.call(lambda: self.tell(Withdrawn(name, task)))
+    def rebalance(self, name: str, placement: Mapping[TaskId, int], strategy: str = BY_HANDOVER,
+                  parameters: Mapping[str, float] | None = None) -> None:
+        """Begin to migrate a topology to another placement. `state.topology(name).migration` is None when it is over."""
+        self.call(lambda: self.tell(Rebalanced(name, placement, strategy, parameters or {})))
+
+    def past_migrations(self, name: str) -> list[dict[str, Any]]:
+        """The newest migrations of a topology, in order, as in `millrace migrations --json`."""
+        rows: list[dict[str, Any]] = self.call(lambda: self.scheduling.migrations.past(name))
+        return rows
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
         """Change the number of tasks of these components from the next batch on; for topologies that run in batches."""
@@ -356,8 +365,8 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Withdrawn | Regrouped | Replanned
-                                          | Rescaled):
+        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Rebalanced | Withdrawn | Regrouped
+                                          | Replanned | Rescaled):
             raise NotTheAuthor(self.superseded)
         try:
             commands = self.state.handle(event, time.monotonic())
@@ -378,7 +387,7 @@ class Master:
         """The topology of an event that the engine has told, and no user's request."""
         if isinstance(event, ManifestStored):
             return event.name if event.name in self.state.topologies else None
-        number = event.topology if isinstance(event, WaveAcked | ChannelBroke) else None
+        number = event.topology if isinstance(event, WaveAcked | ChannelBroke | MoveArmed | MoveTaken) else None
         return next((name for name, topology in self.state.topologies.items() if topology.number == number), None)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
@@ -388,7 +397,8 @@ class Master:
             elif isinstance(command, Say):
                 self.say(command)
             elif isinstance(command, Migrated):
-                self.scheduling.add_migration(command.migration)
+                pids = [self.connections[slot].hello.pid for slot in command.migration.restarted if slot in self.connections]
+                self.scheduling.add_migration(command.migration, pids)
             elif isinstance(command, EndWorker):
                 self.worker_port.end_worker(command.slot, command.reason)
             elif isinstance(command, StopWorker):
@@ -485,4 +495,5 @@ class Master:
         connection.counters = Counter(report.counters)
         connection.cpu_seconds, connection.memory_mb = report.cpu_seconds, report.memory_mb
         self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.in_flight),
-                                 tuple(report.positions), tuple(report.starting), report.executed(), report.hosted))
+                                 tuple(report.positions), tuple(report.starting), report.executed(), report.hosted,
+                                 tuple(report.reached)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
 from millrace.control.migrations import BUCKET_SECONDS, Bucket, Flow
 
+RESTORED, REWOUND = -1.0, -2.0  # origins of tuples that are not known: saved with a wave; sent by an earlier incarnation
 BUCKETS_KEPT = 1200  # of sinks that cannot be reported
 LONGEST_US = 3_600_000_000  # an hour; longer latencies are recorded as an hour
 
@@ -96,17 +98,23 @@ class TopologyMeters:
         self._buckets: list[list[Any]] = []  # as `Bucket`, in order
         self._ended = Flow()
 
-    def sink_processed(self, now: float, tuples: int, latency: float) -> None:
-        """Count a chunk that a sink has processed."""
+    def sink_processed(self, now: float, tuples: int, latency: float, origin: float = 0.0) -> None:
+        """Count a chunk that a sink has processed. `origin`: as in `Lineage`."""
         number, buckets = int(now / BUCKET_SECONDS), self._buckets
+        entered = origin if origin > 0 else -inf if origin == RESTORED else now - latency
         if buckets and buckets[-1][0] == number:
             bucket = buckets[-1]
             bucket[1] += tuples
             bucket[2] += tuples * latency
             bucket[3] = max(bucket[3], latency)
+            bucket[4] = min(bucket[4], entered)
         else:
-            buckets.append([number, tuples, tuples * latency, latency])
+            bucket = [number, tuples, tuples * latency, latency, entered, 0, 0]
+            buckets.append(bucket)
             del buckets[:-BUCKETS_KEPT]
+        if origin and origin != RESTORED:
+            bucket[5] += tuples
+            bucket[6] += tuples if origin == REWOUND else 0
 
     def take_buckets(self) -> list[Bucket]:
         """The buckets since the last call, in order. The last one may go on in the next call's first."""

@@ -78,8 +78,12 @@ def parameters_of(instance: Any) -> dict[str, Any]:
 def described(cls: type[Any]) -> list[tuple[str, Any, str]]:
     """Name, default and description with the range of each parameter, for output."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return [(field.name, field.default, " ".join(filter(None, [field.metadata.get("about", ""), _range(field.metadata)])))
+    return [(field.name, _default_of(field), " ".join(filter(None, [field.metadata.get("about", ""), _range(field.metadata)])))
             for field in fields]
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _range(rules: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.events import Say
+from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
@@ -169,8 +170,8 @@ class ResidentEngine:
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
                       estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
         """Set the scheduler that re-plans running topologies from now on: a name from `millrace scheduler list`,
-        `module:Class`, or "off". `policy`: period, cool_down, min_gain, overload, time_limit, dry_run. Returns the scheduler
-        and settings now in use."""
+        `module:Class`, or "off". `policy`: period, cool_down, min_gain, overload, time_limit, dry_run, strategy,
+        strategy_parameters. Returns the scheduler and settings now in use."""
         return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
 
     def decisions(self, limit: int = 20) -> list[dict[str, Any]]:
@@ -313,8 +314,15 @@ class TopologyPort(Protocol):
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until the condition, which is evaluated on the master's thread, holds. False if time ran out."""
 
-    def move(self, name: str, task: TaskId, slot: int) -> None:
+    def move(self, name: str, task: TaskId, slot: int, strategy: str, parameters: Mapping[str, float] | None) -> None:
         """Move one running task to another worker."""
+
+    def rebalance(self, name: str, placement: Mapping[TaskId, int], strategy: str,
+                  parameters: Mapping[str, float] | None) -> None:
+        """Begin to migrate the topology to another placement."""
+
+    def past_migrations(self, name: str) -> list[dict[str, Any]]:
+        """The newest migrations of the topology, in order."""
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
         """Change the number of tasks of these components."""
@@ -385,10 +393,36 @@ class RunningTopology:
             raise NotTheAuthor(self._master.superseded)
         return reached
 
-    def move(self, task: TaskId | str, slot: int) -> None:
-        """Move one running task to the worker in `slot`, with its state, while the stream runs. Returns at once; `status` tells
-        when it has arrived."""
-        self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot)
+    def move(self, task: TaskId | str, slot: int, strategy: str = BY_HANDOVER,
+             parameters: Mapping[str, float] | None = None) -> None:
+        """Move one running task to the worker in `slot`, with its state, by a strategy; hand-over lets the stream
+        run. Returns at once; `status` tells when it has arrived."""
+        self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot, strategy, parameters)
+
+    def rebalance(self, placement: Mapping[TaskId | str, int], strategy: str = BY_HANDOVER,
+                  parameters: Mapping[str, float] | None = None, seconds: float = 300.0) -> dict[str, Any]:
+        """Move tasks to the workers in these slots by a strategy of `millrace.control.strategies`, and wait until that is over.
+        Returns the record, as in `millrace migrations --json`; some of its figures become known only later."""
+        before = {row["id"] for row in self.migrations()}
+        wanted = {TaskId.parse(task) if isinstance(task, str) else task: slot for task, slot in placement.items()}
+        self._master.rebalance(self.name, wanted, strategy, parameters)
+        if not self._master.wait_until(self._is_settled, seconds):
+            raise MillraceError(f"the migration of {self.name!r} by {strategy} is not over after {seconds:g} s; `migrations` "
+                                "will show how it ends")
+        new = [row for row in self.migrations() if row["id"] not in before and row["strategy"] == strategy]
+        if not new:
+            raise MillraceError(f"nothing was moved: every task of {self.name!r} is already where it is wanted, or it has "
+                                "ended")
+        return new[-1]
+
+    def _is_settled(self) -> bool:
+        """True if no migration is under way. Runs on the master's thread."""
+        topology = self._master.state.topologies.get(self.name)
+        return topology is None or topology.migration is None
+
+    def migrations(self) -> list[dict[str, Any]]:
+        """The newest migrations, in order, as in `millrace migrations --json`."""
+        return self._master.past_migrations(self.name)
 
     def scale(self, component: str, tasks: int) -> None:
         """Run the bolt with `tasks` tasks from the next batch on; refused for a resident topology."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.config import HEARTBEAT_TIMEOUT, SILENCE_LIMIT
+from millrace.config import HEARTBEAT_TIMEOUT, RESTART_WAIT, SILENCE_LIMIT
 from millrace.control.assignment import WorkerAddress
 from millrace.control.events import (
     ChannelBroke,
@@ -26,6 +26,7 @@ from millrace.control.events import (
     DeleteAbandoned,
     Distribute,
     Ended,
+    EndWorker,
     Event,
     Killed,
     LeaveOver,
@@ -51,12 +52,13 @@ from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.workers import Patience
 from millrace.errors import CheckpointMissing, MillraceError
-from millrace.master.load.migration_log import MigrationLog
+from millrace.master.load.migration_log import MigrationLog, replay_seconds
 from millrace.model.cluster import Node
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
 from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.guarded import write_and_look
 from millrace.runtime.checkpoints.local_copies import LocalCopies
+from millrace.runtime.checkpoints.paced_work import PacedWork
 from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
@@ -187,7 +189,7 @@ class LocalCluster:
         self.lose: Callable[[Any], bool] = lambda message: False  # chooses control messages, either way, to lose
         self._from_workers: deque[Any] = deque()
         self.clock = ManualClock(1000.0)
-        self.master = MasterState(scheduler)
+        self.master = MasterState(scheduler, restart_wait=RESTART_WAIT.of(settings or {}))
         self.workers: dict[int, Worker] = {}
         self._checkpoints: dict[str, Checkpoints] = {}  # by topology that takes waves
         self.said: list[str] = []
@@ -240,7 +242,7 @@ class LocalCluster:
         threads = self._threads[slot] = _NoThreads(self)
         copies = LocalCopies(self._copies / f"copies-{slot}", 2**30) if self._copies is not None else None
         worker = Worker(slot, self._generation, self.clock, _Peers(self, slot), threads, self._settings,
-                        checkpoints=CheckpointAccess(lambda: self.store, copies=copies),
+                        checkpoints=CheckpointAccess(lambda: self.store, copies=copies, pace=PacedWork(lambda seconds: None)),
                         tell_master=self._from_workers.append)
         self.workers[slot] = worker
         self._calls[slot] = LongCalls(threads, lambda: worker.turn_began, self.clock.now)
@@ -289,13 +291,18 @@ class LocalCluster:
                 self.said.append(f"{command.topology}: {command.text}" if command.topology else command.text)
                 self.events.append(command)
             elif isinstance(command, Migrated):
-                self.migrations.add(command.migration, self.clock.now(), self.clock.wall())
+                topology = self.master.topologies.get(command.migration.topology)
+                timeout = replay_seconds(topology.graph) if topology is not None else 0.0
+                self.migrations.add(command.migration, self.clock.now(), self.clock.wall(), timeout=timeout)
             elif isinstance(command, Ended):
                 self.ended.append(command.name)
                 self.migrations.forget(command.name)
                 self.uncommitted.append(command.uncommitted)
             elif isinstance(command, StopWorker):
-                self._from_workers.append(wire.Bye(command.slot, self.workers[command.slot].generation))
+                if command.slot in self.workers and not self.lose(wire.Stop()):
+                    self._from_workers.append(wire.Bye(command.slot, self.workers[command.slot].generation))
+            elif isinstance(command, EndWorker):
+                self._start_later(command.slot)
             elif isinstance(command, LeaveOver):
                 self.left[command.slot] = command.error
             elif isinstance(command, SendWave):
@@ -311,7 +318,7 @@ class LocalCluster:
 
     def _send_wave(self, command: SendWave) -> None:
         send = command.send
-        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole, send.overtakes)
+        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole, send.overtakes, send.captures, send.dropped)
         for slot, tasks in command.tasks.items():
             wave = wire.Wave(command.topology, command.epoch, mark, send.sweep, list(tasks))
             if slot in self.workers and not self.lose(wave):
@@ -341,7 +348,7 @@ class LocalCluster:
             if isinstance(message, ManifestStored):
                 self.tell(message)
             elif isinstance(message, wire.Bye):
-                self._end(message.slot, message.generation)
+                self._end(message.slot, message.generation, heard=not self.lose(message))
             elif self.lose(message) or message.slot in self.cut or not self._is_alive(message):
                 continue
             elif isinstance(message, wire.Waved):
@@ -355,16 +362,30 @@ class LocalCluster:
             elif isinstance(message, wire.Broken):
                 self.tell(ChannelBroke(message.topology, message.epoch, message.reason))
 
-    def _end(self, slot: int, generation: int) -> None:
-        """End a worker as its process does when the master stops it. Unless it was removed, a new one is started."""
+    def _end(self, slot: int, generation: int, heard: bool) -> None:
+        """End a worker as its process does when the master stops it. Unless it was removed, a new one is started. `heard`: the
+        master knows of its end."""
         worker = self.workers.get(slot)
         if worker is None or worker.generation != generation:  # it was killed meanwhile
             return
-        del self.workers[slot], self._mail[(slot, generation)]
+        if heard:
+            self._take(worker.last_report())
         worker.close()
-        self.tell(WorkerLost(slot, generation, "it stopped"))
+        self._start_later(slot)
+        if heard:
+            self.tell(WorkerLost(slot, generation, "it stopped"))
+
+    def _start_later(self, slot: int) -> None:
+        """Let the process of a worker be gone. Unless it was removed, a new one is started."""
+        if (worker := self.workers.pop(slot, None)) is None:
+            return
+        del self._mail[(slot, worker.generation)]
         if slot not in self._removed:
             self._starting[slot] = self.clock.now() + self.start_seconds
+
+    def give_up(self, slot: int) -> None:
+        """Start no new process of a worker that has ended."""
+        del self._starting[slot]
 
     def _is_alive(self, message: Any) -> bool:
         known = self.master.workers.get(message.slot)
@@ -437,15 +458,19 @@ class LocalCluster:
                 continue
             report = worker.report()
             if slot not in self.cut:
-                self.migrations.take(report, {topology.number: name for name, topology in self.master.topologies.items()}, now)
-                self.tell(WorkerReported(slot, worker.generation, report.revision, tuple(report.in_flight),
-                                         tuple(report.positions), tuple(report.starting), report.executed(),
-                                         report.hosted))
+                self._take(report)
         for slot, known in list(self.master.workers.items()):
             if now - self._heard[slot] > self._patience.limit(slot in self.holding):
                 self.tell(WorkerLost(slot, known.address.generation, "no heartbeat"))
         self.tell(Ticked(now))
         self.migrations.settle(now)
+
+    def _take(self, report: wire.Report) -> None:
+        names = {topology.number: name for name, topology in self.master.topologies.items()}
+        self.migrations.take(report, names, self.clock.now())
+        self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.in_flight),
+                                 tuple(report.positions), tuple(report.starting), report.executed(), report.hosted,
+                                 tuple(report.reached)))
 
     def _note_calls(self, slot: int, generation: int) -> None:
         calls, known = tuple(self._calls[slot].seen()), self.master.workers.get(slot)

@@ -86,6 +86,41 @@ def test_with_faults(guarantee: str, seed: int, pages: None) -> None:
     run_with_faults(seed, guarantee)
 
 
+def run_with_deaths(seed: int, guarantee: str) -> None:
+    """Workers die and come back, and nothing else fails: no switch may wait for something that never comes."""
+    random = Random(seed)
+    run = GeneratedRun(replace(generate(random, guarantee, LIMIT), timeout=3.0), random)
+    faults = Faults(run, random)
+    run.cluster.run(0.05)
+    for _ in range(random.randint(4, 14)):
+        if random.random() < 0.5:
+            run.act(random, random.choice(("move", "many", "regroup", "both")))
+        else:
+            faults.act(random.choice(("kill", "kill", "start", "start")))
+        run.cluster.step(random.choice([0, 1, 2, 5, 20, 70, 200]))
+    faults.mend()
+    run.finish()
+    assert not [text for text in run.cluster.said if "took longer than" in text]
+    if guarantee == AT_LEAST:
+        run.check_never_short()
+
+
+@pytest.mark.parametrize(("guarantee", "seed"), [
+    (AT_LEAST, 9),  # a wave that a loss has ended stays aligned in the tasks that survive
+    (AT_LEAST, 106), (AT_MOST, 1002), (AT_MOST, 1222),
+    (AT_LEAST, 127),  # a receiver is placed anew between the end of a key group's old owner and the start of the new one
+    (AT_MOST, 1177)])
+def test_no_death_stalls_a_switch(guarantee: str, seed: int, pages: None) -> None:
+    run_with_deaths(seed, guarantee)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@pytest.mark.parametrize("seed", range(2000, 2100))
+def test_no_more_deaths_stall_a_switch(seed: int, guarantee: str, pages: None) -> None:
+    run_with_deaths(seed, guarantee)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
 @pytest.mark.parametrize("seed", range(60))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from millrace.api.topology import Topology
+from millrace.control.assignment import ARM
 from millrace.control.moves import BY_ROLLBACK, RESTING
-from millrace.errors import NotEnoughSlots
+from millrace.errors import NotEnoughSlots, TopologyError
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import records
 from support.cluster import wave_parts as parts
@@ -88,17 +89,15 @@ def test_every_worker_is_restarted(topology: Any) -> None:
     end(cluster, name)
 
 
-def test_a_move_by_rollback_to_a_worker_that_is_removed_is_withdrawn() -> None:
+def test_no_worker_leaves_during_a_migration() -> None:
     cluster = start(limit=LIMIT)
     until_wave(cluster, 1)
-    state = cluster.master.topologies["exact"]
-    epoch, task = state.epoch, next(task for task, slot in sorted(cluster.where("exact").items()) if slot == 0)
+    task = next(task for task, slot in sorted(cluster.where("exact").items()) if slot == 0)
     cluster.move("exact", task, 2, BY_ROLLBACK)
-    cluster.remove(2)
-    assert f"exact: {task} not moved: worker 2 is being removed" in cluster.said
-    left(cluster, 2)
-    until_wave(cluster, 1)
-    assert cluster.where("exact")[task] == 0 and state.epoch == epoch, cluster.said
+    for leave in (cluster.remove, cluster.restart):
+        with pytest.raises(TopologyError, match="'exact' is being migrated by rollback: try again when that is over"):
+            leave(2)
+    cluster.run_until(lambda: cluster.where("exact").get(task) == 2)
     end(cluster, "exact")
 
 
@@ -214,3 +213,20 @@ def test_another_worker_joins_while_tasks_wait_for_the_restart_of_their_own() ->
     cluster.run_until(lambda: set(cluster.where("exact").values()) == {1} and not state.resting)
     left(cluster, 0)
     end(cluster, "exact")
+
+
+@pytest.mark.parametrize("topology", [parts.Exact, parts.AtLeast])
+def test_tasks_return_although_another_worker_is_lost_meanwhile(topology: Any) -> None:
+    name = topology.__name__.lower()
+    cluster = start(topology, limit=10**6)
+    until_wave(cluster, 1, name)
+    state = cluster.master.topologies[name]
+    homes = cluster.where(name)
+    cluster.kill(0)
+    cluster.run(0.2)
+    cluster.start(0)
+    cluster.run_until(lambda: state.handover.phase == ARM)
+    cluster.kill(1)
+    cluster.run(0.2)
+    cluster.start(1)
+    cluster.run_until(lambda: state.handover.at_rest and cluster.where(name) == homes)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace.config import ACKERS, HANDOVER_SWITCH_LIMIT
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.config import ACKERS, GUARANTEE, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import SWITCH
 from millrace.control.events import Regrouped
 from millrace.control.moves import RESTING
@@ -16,6 +18,7 @@ from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.moved_runs import assert_once_in_order, flaws
+from support.cluster.plain_parts import Numbers, Pass, Sink
 from support.cluster.watched_moves import END, MOVE, START, kind_of
 from support.cluster.wave_runs import assert_exact, finish, start, tasks, until_wave
 
@@ -168,3 +171,26 @@ def test_ends_without_a_successor_do_not_pile_up() -> None:
         for task in tasks(cluster, "ledger"):
             assert len(task.inbox.succession._ended) <= 1
     assert state.losses == 0, cluster.said
+
+
+class Quiet(Topology):
+    """One task of the second bolt gets nothing from the first, so it has no channel from it until a mark comes."""
+
+    numbers = Numbers.spec(config={"limit": 10**6})
+    first = Pass.spec(inputs=[numbers])
+    second = Pass.spec(inputs={first: Grouping.GLOBAL}, par=2)
+    sink = Sink.spec(inputs=[second])
+
+
+def test_the_only_message_of_a_sender_was_its_end() -> None:
+    """The receiver has heard of the next incarnation before, and waits for that end all the same."""
+    cluster = LocalCluster(BUSY)
+    cluster.submit(Quiet, name="quiet", config={GUARANTEE.key: "at-most-once"})
+    state = cluster.master.topologies["quiet"]
+    cluster.run_until(lambda: state.status == "running")
+    lost = lose_once(cluster, END, TaskId("first", 0), TaskId("second", 1))
+    cluster.move("quiet", TaskId("first", 0), SLOT)
+    cluster.run_until(lambda: state.handover.at_rest and bool(lost))
+    cluster.run(3.0)  # it is probed for once in a second
+    held = [task.inbox.succession.held for task in cluster.tasks("second") if isinstance(task, BoltTask)]
+    assert not any(held), cluster.said

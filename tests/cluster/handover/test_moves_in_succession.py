@@ -9,7 +9,8 @@ import pytest
 
 from millrace.config import ACKERS
 from millrace.control.assignment import ARM, SWITCH
-from millrace.control.events import MoveArmed, Regrouped
+from millrace.control.events import Regrouped
+from millrace.control.moves import REFRESH
 from millrace.model.graph import TaskId
 from millrace.runtime.tasks.handover.departure import Departure
 from millrace.testing.local_cluster import LocalCluster
@@ -82,7 +83,7 @@ def deaf_to_switches(cluster: LocalCluster, name: str, slot: int) -> None:
     handover = cluster.master.topologies[name].handover
 
     def missing_switches(event: Any) -> None:
-        if isinstance(event, MoveArmed) and handover.phase != SWITCH:
+        if handover.phase in (ARM, REFRESH):
             cluster.deaf.add(slot)
             tell(event)
             if handover.phase != SWITCH:

@@ -6,7 +6,8 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
-from millrace.control.moves import BY_ROLLBACK, RESTING
+from millrace.control.events import Rebalanced, Withdrawn
+from millrace.control.moves import BY_ROLLBACK
 from millrace.errors import TopologyError, UnknownName
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
@@ -34,9 +35,9 @@ def test_a_task_moves_after_the_next_wave_in_a_new_epoch(component: str) -> None
     target = next_slot(cluster, task)
     cluster.move("exact", task, target, BY_ROLLBACK)
     assert cluster.where("exact")[task] == source
-    cluster.run_until(lambda: cluster.where("exact")[task] == target)
+    cluster.run_until(lambda: cluster.where("exact").get(task) == target)
     assert waves(cluster).committed == wave + 1 and cluster.master.topologies["exact"].epoch == epoch + 1
-    assert f"exact: {task} moved to worker {target} by a roll-back to wave {wave + 1}" in cluster.said
+    assert f"exact: {task} started on worker {target} by rollback, with the state of wave {wave + 1}" in cluster.said
     finish(cluster)
     assert_exact()
 
@@ -46,8 +47,7 @@ def test_many_tasks_move_with_one_roll_back() -> None:
     until_wave(cluster, 1)
     epoch = cluster.master.topologies["exact"].epoch
     targets = {task: next_slot(cluster, task) for task in cluster.where("exact") if task.component in ("one", "tally")}
-    for task, slot in targets.items():
-        cluster.move("exact", task, slot, BY_ROLLBACK)
+    cluster.tell(Rebalanced("exact", targets, BY_ROLLBACK))
     cluster.run_until(lambda: targets.items() <= cluster.where("exact").items())
     until_wave(cluster, 1)
     assert cluster.master.topologies["exact"].epoch == epoch + 1
@@ -60,20 +60,19 @@ def test_at_least_once_the_output_is_never_short() -> None:
     until_wave(cluster, 1, "atleast")
     target = next_slot(cluster, TALLY, "atleast")
     cluster.move("atleast", TALLY, target, BY_ROLLBACK)
-    cluster.run_until(lambda: cluster.where("atleast")[TALLY] == target)
+    cluster.run_until(lambda: cluster.where("atleast").get(TALLY) == target)
     finish_at_least(cluster)
 
 
-def test_a_roll_back_waits_for_a_hand_over_that_is_under_way() -> None:
+def test_it_is_refused_while_a_hand_over_is_under_way() -> None:
     cluster, one = start(), TaskId("one", 0)
     until_wave(cluster, 1)
     epoch, targets = cluster.master.topologies["exact"].epoch, {task: next_slot(cluster, task) for task in (TALLY, one)}
     cluster.move("exact", TALLY, targets[TALLY])
-    cluster.move("exact", one, targets[one], BY_ROLLBACK)
+    with pytest.raises(TopologyError, match="'exact' are being moved: try again when they have arrived"):
+        cluster.move("exact", one, targets[one], BY_ROLLBACK)
     cluster.run_until(lambda: cluster.where("exact")[TALLY] == targets[TALLY])
     assert cluster.master.topologies["exact"].epoch == epoch and cluster.where("exact")[one] != targets[one]
-    cluster.run_until(lambda: cluster.where("exact")[one] == targets[one])
-    assert cluster.master.topologies["exact"].handover.phase == RESTING
     finish(cluster)
     assert_exact()
 
@@ -85,7 +84,7 @@ def test_the_worker_that_a_task_is_to_move_to_is_lost() -> None:
     cluster.move("exact", TALLY, target, BY_ROLLBACK)
     cluster.kill(target)
     until_wave(cluster, 1)
-    assert cluster.where("exact")[TALLY] != target and not cluster.master.topologies["exact"].handover.by_rollback
+    assert cluster.where("exact")[TALLY] != target and cluster.master.topologies["exact"].migration is None
     finish(cluster)
     assert_exact()
 
@@ -95,7 +94,7 @@ def test_a_move_can_be_withdrawn_until_the_wave() -> None:
     until_wave(cluster, 1)
     epoch, source = cluster.master.topologies["exact"].epoch, cluster.where("exact")[TALLY]
     cluster.move("exact", TALLY, next_slot(cluster, TALLY), BY_ROLLBACK)
-    cluster.move("exact", TALLY, source)
+    cluster.tell(Withdrawn("exact", TALLY))
     until_wave(cluster, 2)
     assert cluster.where("exact")[TALLY] == source and cluster.master.topologies["exact"].epoch == epoch
     finish(cluster)
@@ -107,8 +106,8 @@ def test_a_topology_without_waves_refuses_it() -> None:
     cluster.submit(Stateless)
     cluster.run(0.5)
     before = cluster.where("stateless")
-    with pytest.raises(TopologyError, match="'stateless' takes no waves, so it cannot be rolled back to one: move its tasks "
-                                            "with the strategy handover"):
+    with pytest.raises(TopologyError, match="'stateless' takes no waves, so it cannot be migrated by rollback: it keeps no "
+                                            "state and is not exactly-once"):
         cluster.move("stateless", task, 1 - before[task], BY_ROLLBACK)
     cluster.run(0.5)
     assert cluster.where("stateless") == before
@@ -116,5 +115,5 @@ def test_a_topology_without_waves_refuses_it() -> None:
 
 def test_an_unknown_strategy_is_refused() -> None:
     cluster = start()
-    with pytest.raises(UnknownName, match="no strategy 'magic' to move a task; there are handover, rollback"):
+    with pytest.raises(UnknownName, match="no strategy 'magic'; there are handover, rollback"):
         cluster.move("exact", TALLY, next_slot(cluster, TALLY), "magic")

@@ -133,6 +133,19 @@ def assert_exact(limit: int = LIMIT) -> None:
 
 
 @KINDS
+def test_saved_tuples_count_as_old_and_not_as_replayed(topology: type[Topology]) -> None:
+    cluster = full(start(topology))
+    cluster.run_until(lambda: all(task.component.exhausted for task in cluster.tasks("numbers")))
+    until_overtaken(cluster)
+    slow_parts.SECONDS[:] = [0.0, 0.0]
+    cluster.kill(cluster.where(NAME)[TaskId("tally", 0)])
+    cluster.run_until(lambda: bool(cluster.migrations.past()))
+    cluster.run(3.0)
+    (row,) = cluster.migrations.past()
+    assert row["catchup_ms"] is not None and row["restore_ms"] is not None and row["recovery_ms"] is None
+
+
+@KINDS
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_wave_overtakes_minutes_of_queued_work(topology: type[Topology], workers: int) -> None:
     cluster = full(start(topology, workers))

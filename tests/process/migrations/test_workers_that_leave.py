@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,54 +14,17 @@ from millrace.errors import MillraceError, NotEnoughSlots
 from millrace.master.requests.client import ask
 from support.processes.family import alive
 from support.processes.forked import ForkedCluster
+from support.processes.supplied import SuppliedWorkers
 from support.topologies.audited import SECONDS, AuditedStream, StatefulStream, assert_all_exact, assert_exact
 
 SLOTS = 3
 
 
-class Processes:
-    """Starts a worker's process again when it ends, as Spark does, until its slot is released."""
-
-    def __init__(self, cluster: ForkedCluster) -> None:
-        self._cluster, self._released = cluster, set[int]()
-        for slot in range(SLOTS):
-            self._keep(slot)
-
-    def _keep(self, slot: int) -> None:
-        threading.Thread(target=self._start_again, args=(slot,), daemon=True).start()
-
-    def _start_again(self, slot: int) -> None:
-        while self._cluster.master.state.wants(slot):
-            self._cluster.processes[slot].join()
-            if slot in self._released or not self._cluster.master.state.wants(slot):
-                return
-            self._cluster.start(slot)
-
-    def slots(self) -> frozenset[int]:
-        return frozenset(self._cluster.processes.keys() - self._released)
-
-    def add(self, count: int) -> tuple[int, ...]:
-        slots = tuple(range(len(self._cluster.processes), len(self._cluster.processes) + count))
-        for slot in slots:
-            self._cluster.start(slot)
-            self._keep(slot)
-        return slots
-
-    def release(self, slot: int, executor: str) -> bool:
-        self._released.add(slot)
-        self._cluster.processes[slot].join(SECONDS)
-        return False
-
-    def close(self) -> None:
-        self._released |= self._cluster.processes.keys()
-
-
 @pytest.fixture
 def cluster() -> Iterator[ForkedCluster]:
-    with ForkedCluster(SLOTS) as cluster:
-        supply = cluster.master.pool.supply = Processes(cluster)
+    with ForkedCluster(SLOTS) as cluster, SuppliedWorkers(cluster) as supply:
+        cluster.master.pool.supply = supply
         yield cluster
-        supply.close()
 
 
 def pid_of(cluster: ForkedCluster, slot: int) -> int:

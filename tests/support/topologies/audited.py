@@ -16,7 +16,7 @@ from millrace.control.submission import Resume
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import IDLE, Waves
 from millrace.master.service import Master
-from millrace.model.graph import graph_of
+from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.workloads.audit import (
     RECORD,
@@ -32,6 +32,13 @@ SECONDS = 60.0  # a safety limit, never a measure
 RATE = 4000  # lines a second, ten words each
 # Moves must be exact, however slow the machine is.
 UNHURRIED: dict[str, Any] = {HANDOVER_PREPARE_LIMIT.key: 600.0, HANDOVER_SWITCH_LIMIT.key: 600.0}
+
+
+def reached(master: Master) -> bool:
+    """True if every live worker has enacted the newest plan, and no task is being moved."""
+    state = master.state
+    return (bool(state.workers) and all(worker.revision == state.revision for worker in state.workers.values())
+            and all(topology.handover.at_rest for topology in state.topologies.values()))
 
 
 class AuditedStream:
@@ -81,6 +88,23 @@ class AuditedStream:
     def slots(self) -> set[int]:
         """The slots that run its tasks."""
         return {place.slot for place in dict(self.state.places).values()}
+
+    def move_on(self, component: str = "count", index: int = 0) -> int:
+        """Move a task to the next worker, after any move that it is in: it may be on its way home. Returns the revision of
+        the plan."""
+        task = TaskId(component, index)
+        ordered: list[int] = []
+
+        def order() -> bool:
+            if not ordered and self.state.handover.moving(task) is None:
+                alive = sorted(self.master.state.workers)
+                now = alive.index(self.state.places[task].slot)
+                self.master.move(self.name, task, alive[(now + 1) % len(alive)])
+                ordered.append(self.master.state.revision)
+            return bool(ordered)
+
+        self.until(order)
+        return ordered[0]
 
     def drain(self) -> None:
         self.master.pause(self.name)

@@ -55,7 +55,16 @@ def test_numbers_of_tasks_are_whole() -> None:
 def test_key_groups_and_ranges_of_them() -> None:
     assert group_owners(["3=1"]) == {3: 1}
     assert group_owners(["0-2=3", "12=1"]) == {0: 3, 1: 3, 2: 3, 12: 1}
-    assert group_owners(["5-5=0", "5=2"]) == {5: 2}, "the last one counts"
+    assert group_owners(["5-5=2", "5=2", "4-6=2"]) == {5: 2, 4: 2, 6: 2}, "the same owner twice is no contradiction"
+
+
+@pytest.mark.parametrize(("items", "group"), [(["0=3", "0=1"], 0), (["0-7=3", "3=1"], 3), (["3=3", "0-7=1"], 3),
+                                              (["0-4=3", "4-7=1"], 4)])
+def test_a_key_group_with_two_owners_is_refused(items: list[str], group: int) -> None:
+    with pytest.raises(MillraceError) as refused:
+        group_owners(items)
+    assert str(refused.value) == (f"regroup {items[1]!r}: key group {group} is already given to task 3, and it can have only "
+                                  "one owner. Name it once")
 
 
 @pytest.mark.parametrize(("item", "message"), [
@@ -69,6 +78,9 @@ def test_key_groups_and_ranges_of_them() -> None:
     ("7-0=1", "'7-0' is neither a key group"),
     ("0-7-9=1", "'0-7-9' is neither a key group"),
     ("0-=x", "the value must be a whole number"),
+    ("0-=1", "'0-' is neither a key group, as in 12=1, nor a range, as in 0-7=1"),
+    ("-=1", "'-' is neither a key group"),
+    ("0--1=1", "'0--1' is neither a key group"),
     ("0-9999999999=1", "'0-9999999999' is neither a key group"),
 ])
 def test_other_key_groups_are_refused(item: str, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.cli.record import print_cancelled, print_events, print_migration, print_migrations, print_moves
-from millrace.cli.timeline import _phases, check_plot, draw
+from millrace.cli.timeline import _marks, _phases, _shown_phases, check_plot, draw
 from millrace.control.migrations import BUCKET_SECONDS, Bucket, Effect, Flow, Migration, TaskMove, effect_of, timeline
 from millrace.errors import BadParameter, MillraceError
 from millrace.model.graph import TaskId
@@ -97,6 +97,40 @@ count[0]     0  1      12   10 MB    2 kB
 """
 
 
+ROLLED_BACK = {"strategy": "dcr", "drain_ms": 105.0, "rebalance_ms": 52.0, "restore_ms": 180.0, "catchup_ms": None,
+               "recovery_ms": 1234.5, "stabilise_ms": 2000.0, "steps_ms": [["checkpoint", 105.0], ["replace", 52.0]],
+               "parameters": {"delay": 3.0}, "new_pids": [4711, 4712], "complete": True}
+
+
+def test_the_metrics_of_a_migration(capsys: Capture) -> None:
+    print_migration(migration(**ROLLED_BACK), None)
+    assert """
+  steps     checkpoint 105 ms, replace 52 ms; delay=3
+  metrics   drained in 105 ms, rebalanced in 52 ms, first tuple after 180 ms,
+            last replayed tuple after 1,234 ms, stable after 2,000 ms
+  workers   restarted, with the process ids 4711, 4712
+""" in printed(capsys)
+    print_migration(migration(**{**ROLLED_BACK, "stabilise_ms": None, "complete": False}), None)
+    assert "last replayed tuple after 1,234 ms; it is still watched" in printed(capsys)
+
+
+def test_only_metrics_that_some_migration_has_are_listed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    print_migrations([migration(), migration(2, **ROLLED_BACK)])
+    text = capsys.readouterr().out
+    assert "catch-up" not in text and all(title in text for title in ("drain", "rebal.", "restore", "recovery", "stable"))
+    assert text.splitlines()[-1].split()[-5:] == ["105", "52", "180", "1,234", "2,000"]
+    assert text.splitlines()[-2].split()[-5:] == ["-"] * 5, "one of an older version has none"
+
+
+def test_a_picture_shows_the_phases_and_metrics_of_the_strategy() -> None:
+    row = migration(phases_ms={"arm": 105.0, "switch": 60.0, "done": 165.0}, **ROLLED_BACK)
+    assert [phase[:3] for phase in _shown_phases(row)] == [("drain", 0.0, 105.0), ("rebalance", 105.0, 157.0)]
+    assert [phase[0] for phase in _shown_phases({**row, "drain_ms": None})] == ["wait", "rebalance"]
+    assert [mark[:2] for mark in _marks(row)] == [("first tuple", 180.0), ("last replayed tuple", 1234.5), ("stable", 2000.0)]
+    assert _marks(migration()) == []
+
+
 def test_a_migration_of_key_groups(capsys: Capture) -> None:
     row = migration()
     groups = TaskMove(TaskId("count", 0), 0, 1, 0.0123, 10_000_000, 2_000, (3, 4, 5), TaskId("count", 2)).to_json()
@@ -114,7 +148,7 @@ def test_moves_under_way(capsys: Capture) -> None:
                 "cause": "return: worker 2 is back"},
                {"task": "count[2]", "groups": [3, 4], "to_task": "count[1]", "from": 0, "to": 1, "cause": "person"}]
     print_moves([{"topology": "words", "phase": "arm", "seconds": 1.23, "progress": 0.5, "moving": moving,
-                  "waiting": waiting}])
+                  "waiting": waiting, "migration": None}])
     assert printed(capsys) == """\
 words ━━━━━━━━━━━━━━━                arm, 1.2 s
 task      from  to  ready   copied  cause
@@ -125,10 +159,11 @@ words, waiting:
   2 key groups of count[2] to count[1] (person)
 """
     print_moves([{"topology": "words", "phase": "switch", "seconds": 1.23, "progress": 0.9,
-                  "moving": [{**waiting[1], "armed": True, "taken": False, "precopied_bytes": 1000}], "waiting": []}])
+                  "moving": [{**waiting[1], "armed": True, "taken": False, "precopied_bytes": 1000}], "waiting": [],
+                  "migration": None}])
     assert "2 key groups of count[2]     0  count[1] on 1  armed    1 kB  person" in printed(capsys)
     print_moves([{"topology": "words", "phase": "resting", "seconds": 0.0, "progress": 0.0, "moving": [],
-                  "waiting": waiting[:1]}])
+                  "waiting": waiting[:1], "migration": None}])
     assert printed(capsys).startswith("words, waiting for the topology to run:\n  split[0] to worker 2")
     print_moves([])
     assert printed(capsys) == "nothing is being moved\n"
@@ -136,6 +171,8 @@ words, waiting:
     assert printed(capsys) == "count[0] of words stays on worker 1\n"
     print_cancelled({"topology": "words", "task": "count[0]", "groups": [7, 8], "worker": 1})
     assert printed(capsys) == "count[0] of words stays on worker 1 and keeps 2 key groups\n"
+    print_cancelled({"topology": "words", "task": "count[0]", "groups": [7], "worker": None})
+    assert printed(capsys) == "count[0] of words waits for a worker and keeps 1 key group\n"
 
 
 def test_events_tell_the_cause_once(capsys: Capture) -> None:
@@ -183,6 +220,7 @@ def test_a_picture(suffix: str, tmp_path: Path) -> None:
     assert start.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in path.read_bytes() and start.startswith(b"<?xml")
     groups = TaskMove(TaskId("count", 0), 0, 1, 0.0123, 10_000_000, 2_000, (3, 4, 5), TaskId("count", 2)).to_json()
     draw(migration(moved=[groups]), str(path))
+    draw(migration(**ROLLED_BACK), str(path))
     draw(migration(outcome="cancelled", phases_ms={"arm": 80.0, "switch": None, "done": 80.0}), str(path))
     with pytest.raises(MillraceError, match="its sinks processed nothing then"):
         draw(migration(timeline=[]), str(path))

@@ -159,27 +159,35 @@ def test_scale(capsys: Capture) -> None:
 
 
 def test_a_move(capsys: Capture) -> None:
-    answer = {"topology": "words", "task": "count[0]", "from": 0, "to": 1, "batched": False, "waits_for": []}
+    answer = {"topology": "words", "task": "count[0]", "from": 0, "to": 1, "batched": False, "waits_for": [],
+              "starting": False, "strategy": "handover"}
     print_move(answer)
     assert printed(capsys) == ("count[0] of words moves from worker 0 to worker 1\n"
                                "it is handed over while the stream runs; `moves` shows its progress\n")
     print_move({**answer, "waits_for": ["split[1]", "count[1]"]})
     assert printed(capsys).splitlines()[1] == "it is handed over after split[1], count[1]; `moves` shows its progress"
+    print_move({**answer, "starting": True})
+    assert printed(capsys).splitlines()[1] == "it is handed over when the topology runs; `moves` shows its progress"
     print_move({**answer, "batched": True})
     assert printed(capsys).splitlines()[1] == "it moves with the next batch, and its state moves with it"
+    print_move({**answer, "strategy": "dcr"})
+    assert printed(capsys).splitlines()[1] == "it moves by dcr; `moves` shows its progress"
     print_move({**answer, "from": 1})
     assert printed(capsys) == "count[0] is on worker 1 already\n"
 
 
 def test_a_change_of_key_groups(capsys: Capture) -> None:
     answer = {"topology": "words", "component": "count", "groups": {3: {"from": 0, "to": 1}}, "batched": False,
-              "waits_for": []}
+              "waits_for": [], "starting": False}
     print_regroup(answer)
     assert " ".join(printed(capsys).split()) == ("1 key group of count of words goes to other tasks while the stream runs; "
                                                  "`moves` shows the progress")
     both = {**answer["groups"], 4: {"from": 0, "to": 2}}
     print_regroup({**answer, "groups": both, "waits_for": ["count[0]"]})
     assert " ".join(printed(capsys).split()) == ("2 key groups of count of words go to other tasks after a move of count[0]; "
+                                                 "`moves` shows the progress")
+    print_regroup({**answer, "starting": True})
+    assert " ".join(printed(capsys).split()) == ("1 key group of count of words goes to other tasks when the topology runs; "
                                                  "`moves` shows the progress")
     print_regroup({**answer, "batched": True})
     assert " ".join(printed(capsys).split()) == "1 key group of count of words goes to other tasks with the next batch"

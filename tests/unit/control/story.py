@@ -8,6 +8,7 @@ from millrace.control.events import (
     Command,
     Distribute,
     Event,
+    MoveArmed,
     Say,
     Submitted,
     WorkerJoined,
@@ -46,6 +47,8 @@ class Story:
             self.join(slot)
 
     def on(self, event: Event) -> list[Command]:
+        if isinstance(event, MoveArmed):  # the plan with the move has reached all workers
+            self.report_all()
         return self.state.handle(event)
 
     def join(self, slot: int) -> list[Command]:

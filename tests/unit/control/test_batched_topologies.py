@@ -24,6 +24,7 @@ from millrace.control.events import (
     Submitted,
     Ticked,
     Unpaused,
+    Withdrawn,
 )
 from millrace.control.submission import as_scaled
 from millrace.errors import StalePlan, TopologyError, UnknownName
@@ -235,6 +236,16 @@ def test_a_task_moves_at_once() -> None:
     assert topology.places[COUNT0] == Place(1 - place.slot, topology.version) and topology.version == 2
     story.on(Moved("words", LINES, 1))
     assert topology.places[LINES].slot == 1, "between two batches a spout has nothing in flight"
+
+
+def test_there_is_no_move_to_cancel() -> None:
+    story = running()
+    story.on(Moved("words", COUNT0, 1 - story.places()[COUNT0].slot))
+    moved = story.places()[COUNT0]
+    with pytest.raises(TopologyError, match=r"'words' runs in batches, and a move takes effect with the next one.* "
+                                            "move the task back with `millrace move`"):
+        story.on(Withdrawn("words", COUNT0))
+    assert story.places()[COUNT0] == moved
 
 
 def test_key_groups_change_owners_with_the_next_batch() -> None:

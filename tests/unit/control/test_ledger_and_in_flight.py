@@ -284,6 +284,45 @@ def test_attempts_of_tuples_that_never_come_again_do_not_fill_memory() -> None:
     assert spout.by_attempt([(149, 999)]) == 1, "the newest are the ones that may come again"
 
 
+@pytest.mark.parametrize("cause", ["timeout", "lost"])
+def test_a_tuple_that_is_sent_again_keeps_its_origin(cause: str) -> None:
+    spout = flight(timeout=10.0)
+    spout.sent(1, ["a", ["b"]], 2, 3.0, 0)
+    spout.sent(2, ["c"], 1, 2.0, 0)
+    for root, at in ((1, 13.0), (2, 13.0)):
+        spout.failed(root, cause, at)
+    assert spout.take_origin(["new"]) == 0.0
+    assert spout.take_origin([["b"], "new"]) == 3.0 and spout.take_origin([["b"]]) == 0.0, "now it is sent"
+    spout.sent(3, [["b"], "new"], 2, 14.0, 0, 3.0)
+    spout.failed(3, cause, 24.0)
+    assert spout.take_origin(["c", ["b"]]) == 2.0, "the oldest counts"
+    assert spout.take_origin(["new"]) == 3.0, "a chunk has one origin"
+
+
+def test_origins_of_tuples_that_are_not_sent_again_are_forgotten() -> None:
+    spout = flight(timeout=10.0)
+    spout.sent(1, ["a"], 1, 0.0, 0)
+    spout.sent(2, ["b"], 1, 1.0, 0)
+    spout.failed(1, "timeout", 10.0)
+    spout.failed(2, "timeout", 11.0)
+    spout.forget_failing(20.5)
+    assert list(spout.failing) == ["b"]
+    for root in range(150):
+        spout.sent(root, [(root, n) for n in range(1000)], 1000, 12.0, 0)
+        spout.failed(root, "lost", 12.0)
+    assert len(spout.failing) <= 100_000 and (149, 999) in spout.failing
+
+
+def test_a_tuple_that_fails_in_user_code_is_not_replayed_because_of_a_migration() -> None:
+    spout = flight()
+    spout.sent(1, ["a"], 1, 1.0, 0)
+    spout.failed(1, "error", 2.0)
+    assert spout.take_origin(["a"]) == 0.0
+    spout.sent(2, ["a"], 1, 3.0, 1, 0.5)
+    spout.failed(2, "error", 4.0)
+    assert spout.take_origin(["a"]) == 0.5, "unless it was before"
+
+
 def test_roots_time_out_in_the_order_they_were_sent() -> None:
     spout = flight(timeout=10.0)
     spout.sent(1, ["a"], 1, 0.0, 0)

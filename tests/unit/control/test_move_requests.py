@@ -8,7 +8,7 @@ import pytest
 from story import COUNT0, COUNT1, LINES, TOP0, TOP1, Story, graph, said
 
 from millrace.control.assignment import ARM, SWITCH
-from millrace.control.events import MoveArmed, Moved, MoveTaken, Regrouped, Replanned
+from millrace.control.events import MoveArmed, Moved, MoveTaken, Regrouped, Replanned, Submitted, Ticked
 from millrace.control.moves import RESTING
 from millrace.control.topology_state import TopologyState
 from millrace.errors import MillraceError, TopologyError, UnknownName, UnknownTopology
@@ -64,6 +64,12 @@ def other(story: Story, task: TaskId) -> int:
     (Moved("words", COUNT0, 2), UnknownName, "there is no worker 2; there are 0, 1"),
     (Moved("words", LINES, 1), TopologyError, "lines[0] cannot be moved: its source cannot be replayed, so its tuples in "
                                               "flight would be lost. Derive the spout from ReplayableSpout to move it"),
+    *((Moved("words", COUNT0, slot, "teleport"), UnknownName, "there is no strategy 'teleport'; there are handover, rollback")
+      for slot in (0, 1)),  # of which one has the task
+    *((Moved("words", COUNT0, slot, parameters={"nonsense": -5}), UnknownName, "the strategy handover has no parameter "
+       "'nonsense'; it has none") for slot in (0, 1)),
+    *((Moved("words", COUNT0, slot, "storm", {"message_timeout": -5}), MillraceError, "expected seconds, 0 or more")
+      for slot in (0, 1)),
     (Regrouped("ghost", "count", {0: 1}), UnknownTopology, "no topology named 'ghost' is running; running: words"),
     (Regrouped("words", "ghost", {0: 1}), UnknownName, "'ghost'"),
     (Regrouped("words", "top", {0: 1}), TopologyError, "'top' has no key groups, because no fields grouping leads to it; "
@@ -137,6 +143,18 @@ def test_a_move_during_another_waits_and_says_so() -> None:
     armed(story)
     taken(story)
     assert story.places()[TOP0].slot == target and topology(story).handover.at_rest
+
+
+def test_a_move_while_the_topology_starts_waits_and_says_so() -> None:
+    story = Story(workers=2)
+    story.on(Submitted(graph()))
+    assert story.status() == "starting"
+    source, target = story.places()[COUNT0].slot, other(story, COUNT0)
+    assert moved(story, COUNT0, target) == [f"count[0] moves from worker {source} to worker {target} when the topology runs"]
+    assert regrouped(story, {OWNERS.index(0): 1}) == ["1 key group of count goes to count[1] when the topology runs"]
+    story.report_all()
+    story.on(Ticked(1.0))
+    assert topology(story).handover.phase == ARM
 
 
 def test_the_last_wish_for_a_task_that_waits_counts() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain, compress, islice
-from operator import is_not
+from operator import is_not, not_
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.keyed.changes import Changes
@@ -216,9 +216,9 @@ class KeyedState(dict[Any, Any]):
         later = self._later()
         gone = [key for key, number in zip(later, self._places.find_all(later, self.name)) if number in numbers]
         if any(number in self._sizes for number in numbers):
-            stay = [number not in numbers for number in self._numbers]
-            gone += [key for key, stays in zip(self._keys, stay) if not stays]
-            self._retain(stay)
+            goes = list(map(frozenset(numbers).__contains__, self._numbers))
+            gone += compress(self._keys, goes)
+            self._retain(list(map(not_, goes)))
         for key in gone:
             dict.__delitem__(self, key)
         for number in numbers:

@@ -20,9 +20,8 @@ from typing import Protocol
 from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
 from millrace.control.assignment import ARM, SWITCH, Place
 from millrace.control.events import Command, Migrated, MoveArmed, MoveTaken, Say
-from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, Recovery, handed_over
+from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, handed_over
 from millrace.control.moves import (
-    BY_HANDOVER,
     REFRESH,
     RESTING,
     RETURN,
@@ -45,7 +44,6 @@ from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
 from millrace.control.wording import groups_named, tasks_named, workers_named
-from millrace.errors import TopologyError
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.plan import Plan
 
@@ -61,8 +59,8 @@ class MovingTopologies(AckerTopologies, Protocol):
     def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
         """Place these tasks anew, as if their worker were lost."""
 
-    def roll_back(self, topology: TopologyState) -> list[Command]:
-        """Roll back to the last committed wave, under the version just begun."""
+    def start_again(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+        """Start these tasks again where they are, with the state of the last wave."""
 
 
 class HandoverControl:
@@ -82,7 +80,6 @@ class HandoverControl:
         ackers = {task: slot for task, slot in moves.items() if task.component == ACKER}
         for task, slot in moves.items():
             topology.homes[task] = slot
-            handover.by_rollback.pop(task, None)
         tasks = sorted(task for task in moves if task not in ackers)
         commands = self._ackers.begin(topology, ackers, cause, self.now) if ackers else []
         if not tasks:
@@ -90,21 +87,7 @@ class HandoverControl:
         revised = any(handover.waiting.get(task, Wanted(moves[task], cause)).slot != moves[task] for task in tasks)
         handover.waiting.update((task, Wanted(moves[task], cause)) for task in tasks)
         queued = self._queued(topology, tasks_named(tasks), revised, cause, tuple(tasks))
-        return [*commands, *queued, *self._begin(topology)]
-
-    def request_rollback(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
-        """Move these tasks with a roll-back to the next committed wave, which stops the whole topology. Hand-over is measured
-        against this."""
-        handover, waves = topology.handover, topology.waves
-        if waves is None:
-            raise TopologyError(f"{topology.graph.name!r} takes no waves, so it cannot be rolled back to one: move its tasks "
-                                f"with the strategy {BY_HANDOVER}")
-        for task, slot in moves.items():
-            handover.waiting.pop(task, None)
-            handover.by_rollback[task] = Wanted(slot, cause)
-        if waves.phase == IDLE:
-            waves.request(self.now)
-        return []
+        return [*commands, *queued, *self.begin(topology)]
 
     def regroup(self, topology: TopologyState, owners: Mapping[GroupId, int], cause: Cause) -> list[Command]:
         """Give key groups to other tasks of their components as soon as possible."""
@@ -112,7 +95,7 @@ class HandoverControl:
         revised = any(waiting.get(group, Regrouping(owner, cause)).owner != owner for group, owner in owners.items())
         waiting.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
         queued = self._queued(topology, groups_named(owners), revised, cause, tasks_of(topology, owners))
-        return [*queued, *self._begin(topology)]
+        return [*queued, *self.begin(topology)]
 
     def _queued(self, topology: TopologyState, what: str, revised: bool, cause: Cause,
                 tasks: tuple[TaskId, ...]) -> list[Command]:
@@ -142,7 +125,6 @@ class HandoverControl:
 
     def withdraw(self, topology: TopologyState, task: TaskId, reason: str) -> list[Command]:
         """Cancel the move of a task that has not switched yet."""
-        topology.handover.by_rollback.pop(task, None)
         said = self._forget_waiting(topology, [task], reason)
         moving = topology.handover.moving(task)
         if moving is None:
@@ -177,14 +159,14 @@ class HandoverControl:
         for topology in list(self._master.topologies.values()):
             handover = topology.handover
             if handover.phase == RESTING:
-                commands += self._begin(topology)
+                commands += self.begin(topology)
             elif handover.phase == SWITCH:
                 commands += self._switch_too_long(topology)
             elif topology.status not in (RUNNING, PAUSED, STARTING):
                 commands += [*self._cancel(topology, handover.batch, f"the topology is {topology.status}"),
                              self._master.distribute()]
             elif now - handover.since > (limit := HANDOVER_PREPARE_LIMIT.of(topology.graph.config)):
-                reason = f"{_obstacle(handover, self._stopped(topology))} within {limit:g} s"
+                reason = f"{_obstacle(handover, self._stopped(topology), self._behind(topology))} within {limit:g} s"
                 commands += [*self._cancel(topology, handover.batch, reason),
                              self._master.distribute()]
             else:
@@ -211,33 +193,19 @@ class HandoverControl:
         if event.error:
             return self._give_up(topology, [moving], event.error)
         moving.taken, moving.delta_bytes, moving.pause = True, event.delta_bytes, event.pause
+        moving.copied_bytes = max(moving.copied_bytes, event.copied_bytes)
         return self._done(topology) if all(each.taken for each in topology.handover.batch) else []
+
+    def advance(self) -> list[Command]:
+        """Go on with the batches that the report of a worker may have helped."""
+        return [command for topology in list(self._master.topologies.values()) if topology.handover.phase in (ARM, REFRESH)
+                for command in self._advance(topology)]
 
     def wave_committed(self, topology: TopologyState) -> list[Command]:
         """Go on from the wave just committed; after the extra wave no other begins until the batch is done."""
-        if topology.handover.phase == RESTING:
-            return self._move_by_rollback(topology)
         if topology.handover.phase == REFRESH and topology.waves is not None:
             topology.waves.held = True
         return self._advance(topology) if topology.handover.phase in (ARM, REFRESH) else []
-
-    def _move_by_rollback(self, topology: TopologyState) -> list[Command]:
-        """Carry out the moves that wait for the wave just committed."""
-        wanted, topology.handover.by_rollback = topology.handover.by_rollback, {}
-        moves = {task: move.slot for task, move in wanted.items() if move.slot in self._master.workers
-                 and task in topology.places and topology.places[task].slot != move.slot}
-        if not moves or topology.status not in (RUNNING, PAUSED):
-            return []
-        topology.recovery = Recovery(
-            "; ".join(dict.fromkeys(str(wanted[task].cause) for task in moves)), self.now, topology.version,
-            {task: topology.places[task].slot for task in moves}, sum(topology.in_flight.values())).after(topology.recovery)
-        topology.version += 1
-        for task, slot in moves.items():
-            topology.homes[task], topology.places[task] = slot, Place(slot, topology.version)
-        text = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())} by a roll-back to wave " \
-               f"{topology.restore_point[0]}"
-        return [Say(text, topology.graph.name, cause=topology.recovery.cause, tasks=tuple(sorted(moves))),
-                *self._master.roll_back(topology), self._master.distribute()]
 
     def lost(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
         """A worker is lost, and a new assignment follows. Returns the tasks that are lost with it although they have another
@@ -273,13 +241,17 @@ class HandoverControl:
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, topology: TopologyState) -> list[Command]:
-        """Arm the next batch: tasks or key groups, in turns if both wait."""
-        handover = topology.handover
+    def begin(self, topology: TopologyState) -> list[Command]:
+        """Arm the next batch, if moves wait: tasks or key groups, in turns if both do."""
+        handover, migration = topology.handover, topology.migration
         if handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
+        if migration is not None and not migration.hands_over:
+            return []
         before = topology.version
-        if handover.groups_next:
+        if migration is not None:  # key groups move after it
+            handover.batch = self._next_tasks(topology)
+        elif handover.groups_next:
             handover.batch = self._next_groups(topology) or self._next_tasks(topology)
         else:
             handover.batch = self._next_tasks(topology) or self._next_groups(topology)
@@ -325,16 +297,25 @@ class HandoverControl:
         rebased = self._rebase(topology)
         if any(moving.armed < 0 for moving in handover.batch):
             return rebased
-        if handover.phase == ARM and handover.base[0] and waves is not None:
+        if handover.phase == ARM and handover.base[0] and waves is not None and not handover.cold:
             handover.phase, handover.since = REFRESH, self.now
             waves.request(self.now)
         if waves is not None:
             waves.held = waves.held or handover.phase == ARM
             if not waves.held or waves.phase != IDLE:  # a wave is under way
                 return rebased
-        if any(moving.armed < handover.base[0] for moving in handover.batch) or self._stopped(topology):
-            return rebased
-        return self._switch(topology)
+        late = any(moving.armed < handover.base[0] for moving in handover.batch)
+        return rebased if late or self._stopped(topology) or self._behind(topology) else self._switch(topology)
+
+    def _behind(self, topology: TopologyState) -> list[int]:
+        """The workers of senders and of old incarnations that do not know the current incarnations yet. With the plan of the
+        switch alone, a sender would never have a channel to the old incarnation, and so send no mark to it; and an old
+        incarnation would never start, and so hand nothing over."""
+        places, workers, revision = topology.places, self._master.workers, topology.version_sent[1]
+        slots = {place.slot for moving in topology.handover.batch for place in (
+            moving.old, *([moving.new] if moving.groups else []),
+            *(places[task] for task in topology.graph.upstream(moving.task.component) if task in places))}
+        return sorted(slot for slot in slots if slot in workers and workers[slot].revision < revision)
 
     def _stopped(self, topology: TopologyState) -> str:
         """The call because of which the batch could not switch now; empty if all tasks that must work for it can."""
@@ -376,7 +357,12 @@ class HandoverControl:
     def _switch_too_long(self, topology: TopologyState) -> list[Command]:
         """Give up what has not switched in time. Time in which some task is in a long call does not count: user code may be
         slow, and no worker is lost."""
-        handover, limit = topology.handover, HANDOVER_SWITCH_LIMIT.of(topology.graph.config)
+        handover, config = topology.handover, topology.graph.config
+        limit, named = HANDOVER_SWITCH_LIMIT.of(config), HANDOVER_SWITCH_LIMIT.key
+        if handover.limit is not None:
+            return self._cut_short(topology) if self.now - handover.since > handover.limit else []
+        if handover.cold:
+            limit, named = HANDOVER_PREPARE_LIMIT.of(config), HANDOVER_PREPARE_LIMIT.key
         if reason := self._stopped(topology):
             first, handover.stopped_at = handover.stopped_at < handover.since, self.now
             text = f"the hand-over of {_moves_text(handover.batch)} waits: {reason}"
@@ -384,7 +370,15 @@ class HandoverControl:
         if self.now - max(handover.since, handover.stopped_at) <= limit:
             return []
         return self._give_up(topology, [moving for moving in handover.batch if not moving.taken],
-                             f"it took longer than {HANDOVER_SWITCH_LIMIT.key} = {limit:g}")
+                             f"it took longer than {named} = {limit:g}")
+
+    def _cut_short(self, topology: TopologyState) -> list[Command]:
+        """End old incarnations that have had their time: the new ones start with the state of the last wave."""
+        late = [moving for moving in topology.handover.batch if not moving.taken]
+        text = f"{tasks_named(tasks_in(late))} had more queued than could be processed in {topology.handover.limit:g} s"
+        ends = [*self._migrated(topology, late), *self._drop(topology, late)]
+        return [Say(text, topology.graph.name, "warning", causes_of(late), tasks_in(late)), *ends,
+                *self._master.start_again(topology, tasks_in(late)), self._master.distribute()]
 
     def _done(self, topology: TopologyState) -> list[Command]:
         handover = topology.handover
@@ -395,7 +389,7 @@ class HandoverControl:
             pause = max(moving.pause for moving in batch)
             reports.append(Say(f"{_done_text(batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms",
                                topology.graph.name, cause=causes_of(batch), tasks=tasks_in(batch)))
-        return [*reports, *ends, self._master.distribute(), *self._begin(topology)]
+        return [*reports, *ends, self._master.distribute(), *self.begin(topology)]
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -434,7 +428,13 @@ class HandoverControl:
                   reason: str = "") -> list[Command]:
         """The record of these moves, which end now; called while the batch is as it was."""
         name, version = topology.graph.name, topology.version
-        return [Migrated(handed_over(name, version, topology.handover, moves, self.now, outcome, reason))] if moves else []
+        if not moves:
+            return []
+        record = handed_over(name, version, topology.handover, moves, self.now, outcome, reason)
+        if topology.migration is not None:  # a step of it
+            topology.migration.note_moves(record)
+            return []
+        return [Migrated(record)]
 
     def _rest(self, topology: TopologyState) -> None:
         topology.handover.batch, topology.handover.phase = [], RESTING
@@ -464,13 +464,14 @@ def _in_place(topology: TopologyState, moving: Moving) -> bool:
     return places.get(moving.task) == (moving.new if topology.handover.phase == SWITCH else moving.old)
 
 
-def _obstacle(handover: Handover, stopped: str) -> str:
-    """The reason why a batch has not switched. `stopped`: the call that some task is in."""
+def _obstacle(handover: Handover, stopped: str, behind: Sequence[int]) -> str:
+    """The reason why a batch has not switched. `stopped`: the call that some task is in. `behind`: workers without the plan."""
     late = [moving for moving in handover.batch if moving.armed < max(0, handover.base[0])]
     trouble = next((f" ({moving.trouble})" for moving in late if moving.trouble), "")
-    named = tasks_named([moving.task for moving in late])
     if late:
-        return f"{named} could not be prepared{trouble}"
+        return f"{tasks_named([moving.task for moving in late])} could not be prepared{trouble}"
+    if behind:
+        return f"{workers_named(behind)} did not carry out the plan"
     return f"{stopped}, so no switch could begin" if stopped else "no wave was committed"
 
 

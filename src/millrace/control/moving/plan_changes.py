@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from millrace.control.assignment import SWITCH, Place
-from millrace.control.events import Command, Distribute, Moved, Regrouped, Replanned, Rescaled, Say, Withdrawn
+from millrace.control.events import Command, Distribute, Moved, Rebalanced, Regrouped, Replanned, Rescaled, Say, Withdrawn
 from millrace.control.moves import (
     BY_HANDOVER,
-    BY_ROLLBACK,
-    MOVE_STRATEGIES,
     PERSON,
     RETURN,
     SCHEDULER,
@@ -23,6 +21,9 @@ from millrace.control.moves import (
     tasks_in,
 )
 from millrace.control.moving.handover import HandoverControl, tasks_of
+from millrace.control.moving.migrating import MigrationControl
+from millrace.control.strategies import catalogue
+from millrace.control.strategies.steps import Replace
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named
@@ -59,21 +60,21 @@ class PlannedTopologies(Protocol):
 class PlanChanges:
     """Every method returns the commands to carry out, or raises without changing anything."""
 
-    def __init__(self, master: PlannedTopologies, handovers: HandoverControl) -> None:
-        self._master, self._handovers = master, handovers
+    def __init__(self, master: PlannedTopologies, handovers: HandoverControl, migrations: MigrationControl) -> None:
+        self._master, self._handovers, self._migrations = master, handovers, migrations
 
     # -- events --------------------------------------------------------------------------------------------------------
 
     def moved(self, event: Moved) -> list[Command]:
+        catalogue.check_parameters(catalogue.strategy_named(event.strategy), event.parameters)
         topology, workers = self._master.topology(event.name), self._master.workers
+        topology.check_free()
         if event.task not in topology.places:
             siblings = [str(task) for task in sorted(topology.places) if task.component == event.task.component]
             raise UnknownName(f"{event.name!r} has no running task {event.task}; it has "
                               f"{', '.join(siblings) or ', '.join(sorted({task.component for task in topology.places}))}")
         if event.slot not in workers:
             raise UnknownName(f"there is no worker {event.slot}; there are {', '.join(map(str, sorted(workers)))}")
-        if event.strategy not in MOVE_STRATEGIES:
-            raise UnknownName(f"there is no strategy {event.strategy!r} to move a task; there are {', '.join(MOVE_STRATEGIES)}")
         source = topology.places[event.task].slot
         if event.slot in self._master.closed and source != event.slot:
             raise TopologyError(f"worker {event.slot} is being removed or restarted: move {event.task} to another worker, or "
@@ -89,13 +90,29 @@ class PlanChanges:
             return [Say(f"{event.task} is already on worker {event.slot}", event.name, cause=PERSON, tasks=(event.task,)),
                     *self._handovers.withdraw(topology, event.task, "you moved it to the worker where it already is")]
         _check_changeable(topology)
-        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}", event.name, cause=PERSON,
-                    tasks=(event.task,)),
-                *self._enact(topology, {event.task: event.slot}, Cause(PERSON), event.strategy), self._master.distribute()]
+        if event.strategy != BY_HANDOVER:
+            return self._migrations.requested(Rebalanced(event.name, {event.task: event.slot}, event.strategy,
+                                                         event.parameters))
+        enacted = self._enact(topology, {event.task: event.slot}, Cause(PERSON))
+        when = _when(topology) if event.task in topology.handover.waiting else ""
+        return [Say(f"{event.task} moves from worker {source} to worker {event.slot}{when}", event.name, cause=PERSON,
+                    tasks=(event.task,)), *enacted, self._master.distribute()]
 
     def withdrawn(self, event: Withdrawn) -> list[Command]:
         topology = self._master.topology(event.name)
-        handover, task = topology.handover, event.task
+        handover, task, migration = topology.handover, event.task, topology.migration
+        if topology.batched:
+            raise TopologyError(f"{event.name!r} runs in batches, and a move takes effect with the next one, so there is none "
+                                "to cancel. To undo it, move the task back with `millrace move`, or its key groups with "
+                                "`millrace regroup`")
+        if migration is not None:
+            if task not in migration.moves:
+                raise TopologyError(f"{task} of {event.name!r} is not being moved; being moved by {migration.strategy}: "
+                                    f"{tasks_named(sorted(migration.moves))}")
+            if migration.rebalance_began is not None:
+                raise TopologyError(f"the migration of {event.name!r} by {migration.strategy} has ended tasks already, so it "
+                                    "cannot be cancelled. Move them back when it is over")
+            return self._migrations.cancel(topology, CANCELLED_BY_PERSON)
         moving, groups = handover.moving(task), handover.groups_leaving(task)
         waiting = handover.groups_waiting(task, topology.key_groups)
         if moving is None and task not in handover.waiting and not groups and not waiting:
@@ -116,6 +133,7 @@ class PlanChanges:
 
     def regrouped(self, event: Regrouped) -> list[Command]:
         topology = self._master.topology(event.name)
+        topology.check_free()
         check_groups(topology, event.component, event.owners)
         _check_changeable(topology)
         before = topology.handover.owners_to_be(event.component, topology.key_groups[event.component])
@@ -129,14 +147,20 @@ class PlanChanges:
             owners = tuple(changed.get(group, owner) for group, owner in enumerate(before))
             _take_plan(topology, topology.graph, topology.plan.placement, {**topology.key_groups, event.component: owners})
             return [Say(f"{what} from the next batch on", event.name, cause=PERSON, tasks=tasks), self._master.distribute()]
-        return [Say(what, event.name, cause=PERSON, tasks=tasks), *self._handovers.regroup(topology, moves, Cause(PERSON))]
+        return [Say(f"{what}{_when(topology)}", event.name, cause=PERSON, tasks=tasks),
+                *self._handovers.regroup(topology, moves, Cause(PERSON))]
 
     def replanned(self, event: Replanned) -> list[Command]:
         """Apply all plans or none: they were made together."""
         plans = {name: _caught_up(self._master.topology(name), plan, event.based_on.get(name))
                  for name, plan in event.plans.items()}
+        restarted: dict[str, set[int]] = {}
         for name, plan in plans.items():
             self._check_plan(self._master.topology(name), plan)
+            if event.strategy != BY_HANDOVER and not self._master.topology(name).batched:
+                _, steps = self._migrations.planned(Rebalanced(name, plan.placement, event.strategy, event.parameters))
+                restarted[name] = {slot for step in steps if isinstance(step, Replace) for slot in step.restart}
+        self._check_apart(plans, restarted)
         commands: list[Command] = []
         for name, plan in plans.items():
             topology = self._master.topologies[name]
@@ -148,13 +172,15 @@ class PlanChanges:
             moving_tasks, moving_groups = topology.handover.under_way(plan)
             groups = {(move.component, move.key_group): move.new for move in Plan.diff(topology.plan, plan).key_groups
                       if (move.component, move.key_group) not in moving_groups}
+            moves = {task: slot for task, slot in plan.placement.items()
+                     if topology.places[task].slot != slot and task not in moving_tasks}
+            if moves and event.strategy != BY_HANDOVER:
+                commands += self._migrations.requested(Rebalanced(name, moves, event.strategy, event.parameters, cause))
             if groups:
                 commands += [Say(f"{groups_named(groups)} reassigned: {event.reason}", name, cause=str(cause),
                                  tasks=tasks_of(topology, groups)),
                              *self._handovers.regroup(topology, groups, cause)]
-            moves = {task: slot for task, slot in plan.placement.items()
-                     if topology.places[task].slot != slot and task not in moving_tasks}
-            if moves:
+            if moves and event.strategy == BY_HANDOVER:
                 what = f"{tasks_named(sorted(moves))} moved to {workers_named(moves.values())}"
                 commands += [Say(f"{what}: {event.reason}", name, cause=str(cause), tasks=tuple(sorted(moves))),
                              *self._enact(topology, moves, cause)]
@@ -178,12 +204,14 @@ class PlanChanges:
         return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=PERSON), self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
-        """Return tasks to the slot that they had to leave, so that it is used again. Those that cannot be moved stay where they
-        are."""
+        """Return tasks to the slot that they had to leave, so that it is used again. Those that cannot be moved, or are on
+        their way, stay where they are."""
         if topology.status not in (RUNNING, PAUSED, STARTING):
             return []
+        handover = topology.handover
         returning = [task for task, place in topology.places.items()
-                     if topology.homes.get(task) == slot and place.slot != slot and topology.graph.movable(task)]
+                     if topology.homes.get(task) == slot and place.slot != slot and topology.graph.movable(task)
+                     and task not in handover.waiting and handover.moving(task) is None]
         if not returning:
             return []
         cause = Cause(RETURN, f"worker {slot} is back")
@@ -211,11 +239,18 @@ class PlanChanges:
             mismatch = f"places tasks on lost workers ({lost})" if gone else "does not match the running tasks"
             raise StalePlan(f"the plan for {name!r} {mismatch}: it is discarded. Run the scheduler again")
 
-    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause,
-               strategy: str = BY_HANDOVER) -> list[Command]:
-        """Move the tasks: with the next batch, by hand-over, or by a roll-back."""
-        if strategy == BY_ROLLBACK:
-            return self._handovers.request_rollback(topology, moves, cause)
+    def _check_apart(self, plans: Mapping[str, Plan], restarted: Mapping[str, set[int]]) -> None:
+        """Refuse plans of which one restarts workers to which another one moves tasks. `restarted`: slots, by topology."""
+        for name, plan in plans.items():
+            places = self._master.topologies[name].places
+            taken = {slot for task, slot in plan.placement.items() if task not in places or places[task].slot != slot}
+            for other, slots in restarted.items():
+                if other != name and (shared := sorted(slots & taken)):
+                    raise TopologyError(f"worker {shared[0]} would be restarted for {other!r}, and tasks of {name!r} are to "
+                                        "move there: use a strategy that restarts no worker, for example handover")
+
+    def _enact(self, topology: TopologyState, moves: Mapping[TaskId, int], cause: Cause) -> list[Command]:
+        """Move the tasks: with the next batch, or by hand-over."""
         if not topology.batched:
             return self._handovers.request(topology, moves, cause)
         topology.version += 1
@@ -263,7 +298,13 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
             raise UnknownName(f"{component!r} has no task {owner}; it has 0 to {definition.par - 1}")
 
 
+def _when(topology: TopologyState) -> str:
+    """The words for a hand-over that begins later, because the topology is starting; empty if it is not."""
+    return " when the topology runs" if topology.status == STARTING else ""
+
+
 def _check_changeable(topology: TopologyState) -> None:
+    topology.check_free()
     if topology.status not in (STARTING, RUNNING, PAUSED):
         raise TopologyError(f"topology {topology.graph.name!r} is {topology.status}: its tasks can be moved or rescaled only "
                             "while it runs or is paused")

@@ -127,6 +127,8 @@ class SlotControl:
 
     def _check(self, event: WorkerLeaves) -> None:
         slot, workers = event.slot, self._master.workers
+        for topology in self._master.topologies.values():
+            topology.check_free()
         if slot not in workers and (event.restarts or not event.expected):
             raise UnknownName(f"there is no worker {slot}; there are {', '.join(map(str, sorted(workers))) or 'none'}")
         if slot in self._leaves:
@@ -152,6 +154,12 @@ class SlotControl:
             raise NotEnoughSlots(f"worker {slot} cannot be removed: the topologies need all {left + 1} slots, and {left} would "
                                  f"be left. For {topology.graph.name!r}: {result.reason}. Or kill a topology, or add a worker "
                                  "first (millrace workers add 1)")
+
+    def restart(self, slots: Collection[int]) -> list[Command]:
+        """Restart these workers at once, for a migration that has taken its tasks from them."""
+        for slot in slots:
+            self._leaves[slot] = Leave(slot, True, self.now + STOP_SECONDS, STOP)
+        return [StopWorker(slot) for slot in slots]
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -239,14 +247,8 @@ class SlotControl:
     def _withdraw_arriving(self, topology: TopologyState, leave: Leave) -> list[Command]:
         """Withdraw the moves to the worker that have not switched."""
         reason = f"worker {leave.slot} is being {leave.what}"
-        by_rollback = sorted(task for task, wanted in topology.handover.by_rollback.items() if wanted.slot == leave.slot)
-        text = f"{tasks_named(by_rollback)} not moved: {reason}"
-        commands: list[Command] = []
-        if by_rollback:
-            commands.append(Say(text, topology.graph.name, "warning", reason, tuple(by_rollback)))
-        for task in [*by_rollback, *_arriving(topology, leave.slot)]:
-            commands += self._handovers.withdraw(topology, task, reason)
-        return commands
+        return [command for task in _arriving(topology, leave.slot)
+                for command in self._handovers.withdraw(topology, task, reason)]
 
     def _targets(self, topology: TopologyState, leave: Leave) -> Mapping[TaskId, int]:
         """The new slots of tasks that are to leave, and are not on their way."""
@@ -399,9 +401,8 @@ def _idle(topology: TopologyState, task: TaskId) -> bool:
 def _evacuees(topology: TopologyState, leave: Leave) -> list[TaskId]:
     """The tasks whose places the evacuation has chosen, and nobody has changed since. A loss may have taken them elsewhere, but
     it does not change their homes."""
-    by_rollback = topology.handover.by_rollback
     return [task for task, slot in sorted(leave.moved.get(topology.number, {}).items()) if task in topology.places
-            and task not in by_rollback and topology.homes.get(task) in (slot, leave.slot)]
+            and topology.homes.get(task) in (slot, leave.slot)]
 
 
 def _arriving(topology: TopologyState, slot: int) -> list[TaskId]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from millrace.control.scheduling.plan_acceptance import Thresholds, review
+from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
@@ -43,12 +44,20 @@ class Policy:
                                      "once.", low=0)
     time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
+    strategy: str = parameter("handover", "Strategy of migration by which plans are carried out, see `millrace rebalance`.",
+                              choices=tuple(catalogue.STRATEGIES))
+    strategy_parameters: Mapping[str, float] = field(default_factory=dict, metadata={
+        "about": "Parameters of that strategy, as NAME=SECONDS; the others have their defaults."})
 
     def __post_init__(self) -> None:
         check_parameters(self)
+        catalogue.check_parameters(catalogue.strategy_named(self.strategy), self.strategy_parameters)
 
     def changed(self, values: Mapping[str, Any]) -> Policy:
-        return with_parameters(Policy, {**asdict(self), **values}, "the schedule generator")
+        """The policy with these changes. Another strategy begins with its default parameters."""
+        kept = self.strategy_parameters if values.get("strategy", self.strategy) == self.strategy else {}
+        parameters = {**kept, **values.get("strategy_parameters", {})}
+        return with_parameters(Policy, {**asdict(self), **values, "strategy_parameters": parameters}, "the schedule generator")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from millrace.control.events import Event, Moved, Paused, Regrouped, Rescaled, Unpaused, Withdrawn
+from millrace.control.events import Event, Moved, Paused, Rebalanced, Regrouped, Rescaled, Unpaused, Withdrawn
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import STARTING
+from millrace.control.wording import tasks_listed
 from millrace.errors import UnknownName
 from millrace.master.checkpoints.state_queries import StateQueries
-from millrace.master.requests.record import task_named
+from millrace.master.requests.record import slot_of, task_named
 from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import Overview, load_of, plans_of, workers_of
 from millrace.master.requests.taps import TapDirectory
@@ -29,7 +31,8 @@ class TopologyVerbs:
 
     def verbs(self) -> dict[str, Verb]:
         return {"kill": self._kill, "pause": self._pause, "unpause": self._unpause, "move": self._move,
-                "cancel move": self._cancel_move, "scale": self._scale, "regroup": self._regroup}
+                "cancel move": self._cancel_move, "scale": self._scale, "regroup": self._regroup,
+                "rebalance": self._rebalance}
 
     def _kill(self, request: MasterRequest) -> str:
         name: str = request["topology"]
@@ -53,11 +56,12 @@ class TopologyVerbs:
         name: str = request.get("topology") or self._topology_with_task(task)
         topology = self._state.topology(name)
         source = topology.places[task].slot if task in topology.places else None
-        self._tell(Moved(name, task, slot, str(request.get("strategy") or BY_HANDOVER)))
+        strategy = str(request.get("strategy") or BY_HANDOVER)
+        self._tell(Moved(name, task, slot, strategy, dict(request.get("parameters") or {})))
         keyed = task.component != ACKER and topology.graph.component(task.component).keyed
         return {"topology": name, "task": str(task), "from": source, "to": slot, "keyed": keyed,
-                "waves": topology.waves is not None, "batched": topology.batched,
-                "waits_for": _under_way(topology) if task in topology.handover.waiting else []}
+                "waves": topology.waves is not None, "batched": topology.batched, "strategy": strategy,
+                **_awaited(topology, task in topology.handover.waiting)}
 
     def _cancel_move(self, request: MasterRequest) -> dict[str, Any]:
         """Cancel the move of a task, and those of its key groups to other tasks. `topology` defaults to the one that has the
@@ -69,7 +73,18 @@ class TopologyVerbs:
         groups = [group for moving in handover.groups_leaving(task) for group in moving.groups]
         groups += [group for _, group in handover.groups_waiting(task, topology.key_groups)]
         self._tell(Withdrawn(name, task))
-        return {"topology": name, "task": str(task), "groups": sorted(groups), "worker": topology.places[task].slot}
+        return {"topology": name, "task": str(task), "groups": sorted(groups), "worker": slot_of(topology, task)}
+
+    def _rebalance(self, request: MasterRequest) -> dict[str, Any]:
+        """Migrate a topology. `placement`: the new slot of each task that moves."""
+        name, strategy = str(request["topology"]), str(request.get("strategy") or BY_HANDOVER)
+        wanted = {task_named(task): int(slot) for task, slot in request["placement"].items()}
+        places = self._state.topology(name).places
+        before = {task: places[task].slot for task in wanted if task in places}
+        self._tell(Rebalanced(name, wanted, strategy, dict(request.get("parameters") or {})))
+        moves = [{"task": str(task), "from": before[task], "to": slot} for task, slot in sorted(wanted.items())
+                 if before[task] != slot]
+        return {"topology": name, "strategy": strategy, "moves": moves}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
         """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
@@ -95,7 +110,7 @@ class TopologyVerbs:
                  if before[group] != owner}
         waits = any((component, group) in topology.handover.regrouping for group in moved)
         return {"topology": name, "component": component, "groups": moved, "batched": topology.batched,
-                "waits_for": _under_way(topology) if waits else []}
+                **_awaited(topology, waits)}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}
@@ -110,20 +125,20 @@ class TopologyVerbs:
         raise UnknownName(f"no running topology has {wanted}; {running or 'none is running'}")
 
     def _topology_with_task(self, task: TaskId) -> str:
-        topologies = self._state.topologies
-        matches = [name for name, topology in topologies.items() if task in topology.places]
+        topologies = {name: topology.graph.tasks() for name, topology in self._state.topologies.items()}
+        matches = [name for name, tasks in topologies.items() if task in tasks]
         if len(matches) == 1:
             return matches[0]
         if matches:
             raise UnknownName(f"{', '.join(matches)} all have a task {task}: choose one with --topology")
-        running = {f"{name}[0..{count - 1}]" for topology in topologies.values()
-                   for name, count in topology.plan.parallelism.items()}
-        raise UnknownName(f"no running topology has a task {task}; there are {', '.join(sorted(running)) or 'none'}")
+        running = tasks_listed(task for tasks in topologies.values() for task in tasks)
+        raise UnknownName(f"no running topology has a task {task}; there are {running}")
 
 
-def _under_way(topology: TopologyState) -> list[str]:
-    """The tasks that are being moved, or whose key groups are."""
-    return [str(task) for task in sorted({moving.task for moving in topology.handover.batch})]
+def _awaited(topology: TopologyState, waits: bool) -> dict[str, Any]:
+    """Fields for what a move waits for, if it does: tasks that move, or whose key groups do, and the start of the topology."""
+    moving = sorted({moving.task for moving in topology.handover.batch}) if waits else []
+    return {"waits_for": list(map(str, moving)), "starting": waits and topology.status == STARTING}
 
 
 class Pool(Protocol):

@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
-from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD
+from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD, MIGRATION_STABLE, MIGRATION_WATCH
 from millrace.control.events import Event, Replanned, Say
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
 from millrace.control.scheduling.load_smoothing import Estimator, EstimatorParameters, make_estimator
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
+from millrace.control.strategies import catalogue
+from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
-from millrace.errors import BadParameter, MillraceError, SchedulerFailed
+from millrace.errors import BadParameter, MillraceError, SchedulerFailed, TopologyError
 from millrace.master.load.history import History, default_history_url
-from millrace.master.load.migration_log import MigrationLog
+from millrace.master.load.migration_log import MigrationLog, replay_seconds
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
@@ -100,7 +102,7 @@ class SchedulingLoop:
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
-        self.migrations = MigrationLog()
+        self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
             self._open_history()  # named by the user: if it cannot be reached, the master must not start
 
@@ -192,25 +194,47 @@ class SchedulingLoop:
         decision = self.generator.decide(situation, result, trigger, time.time())
         if decision.outcome == ENACTED and isinstance(result, NewPlan):
             decision = self._enact(situation, result, decision)
-        self._reported = ""
+        else:
+            self._reported = ""
         self._record_decision(decision)
 
     def _failed(self, decision: Decision) -> None:
-        if decision.reason != self._reported:  # repeats of the same failure are not reported
-            self._reported = decision.reason
-            self._port.say(Say(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "
-                               "asked again; fix it, or choose another with `millrace scheduler set`", level="warning",
-                               cause=f"decision {decision.number}"))
+        self._report_once(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "
+                          "asked again; fix it, or choose another with `millrace scheduler set`", decision)
         self._record_decision(decision)
+
+    def _report_once(self, text: str, decision: Decision) -> None:
+        """Report a failure. Repeats of the same failure are not reported."""
+        if text != self._reported:
+            self._reported = text
+            self._port.say(Say(text, level="warning", cause=f"decision {decision.number}"))
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
         based_on = {name: plan.version for name, plan in situation.plan.items()}
         try:
-            self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}", decision.number))
+            self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}", decision.number,
+                                      self.generator.policy.strategy, self.generator.policy.strategy_parameters))
         except MillraceError as error:
+            self._report_strategy(decision)
             return self.generator.overtaken(decision, str(error))
+        self._reported = ""
         self.generator.enacted(decision, time.monotonic())
         return decision
+
+    def _report_strategy(self, decision: Decision) -> None:
+        """Report a strategy that a topology does not allow; it may have been submitted after the strategy was chosen."""
+        try:
+            self._check_strategy(self.generator.policy.strategy)
+        except TopologyError as error:
+            self._report_once(f"plans of scheduler {decision.scheduler} cannot be carried out: {error}. Choose another "
+                              "strategy with `millrace scheduler set --strategy`", decision)
+
+    def _check_strategy(self, name: str) -> None:
+        """Raise `TopologyError` if a running topology does not allow the strategy. One that runs in batches uses none."""
+        strategy = catalogue.strategy_named(name)
+        for topology in self._port.state.topologies.values():
+            if not topology.batched:
+                catalogue.check_allowed(strategy, PlacementChange(topology.graph, {}, {}, {}), ())
 
     def _record_decision(self, decision: Decision) -> None:
         log.info("scheduler %s: %s (%s)", decision.scheduler, decision.outcome, decision.reason)
@@ -223,6 +247,8 @@ class SchedulingLoop:
         """Use this scheduler from now on; nothing changes if anything about it is wrong. Users' own schedulers are first
         constructed in another process, so the answer comes later."""
         new_policy = self.generator.policy.changed(policy)
+        if "strategy" in policy:  # it may have been chosen before a topology came that does not allow it
+            self._check_strategy(new_policy.strategy)
         if name == self.generator.choice.name:
             parameters = {**self.generator.choice.parameters, **parameters}
         if name == OFF and parameters:
@@ -287,10 +313,12 @@ class SchedulingLoop:
 
     # -- history -------------------------------------------------------------------------------------------------------
 
-    def add_migration(self, migration: Migration) -> None:
-        """Add a migration that has ended to the record."""
+    def add_migration(self, migration: Migration, new_pids: Sequence[int] = ()) -> None:
+        """Add a migration that has ended to the record. `new_pids`: the processes of the workers that it restarted."""
         self._open_if_wanted()  # its number comes after those in the history
-        self.migrations.add(migration, time.monotonic(), time.time())
+        topology = self._port.state.topologies.get(migration.topology)
+        timeout = replay_seconds(topology.graph) if topology is not None else 0.0
+        self.migrations.add(migration, time.monotonic(), time.time(), new_pids, timeout)
 
     def _record_migrations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:

@@ -276,7 +276,7 @@ class WorkerPort:
 
     def send_wave(self, command: SendWave) -> None:
         send = command.send
-        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole, send.overtakes)
+        mark = wire.WaveMark(send.kind, send.wave, send.wave_epoch, send.whole, send.overtakes, send.captures, send.dropped)
         for slot, tasks in command.tasks.items():
             if slot in self.connections:  # otherwise its loss is about to be handled
                 self.send(slot, wire.Wave(command.topology, command.epoch, mark, send.sweep, list(tasks)))

@@ -15,6 +15,7 @@ from millrace.control.assignment import WorkerAddress
 from millrace.errors import CorruptCheckpoint, NotEnoughFragments, StoreUnreachable
 from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.local_copies import LocalCopies
+from millrace.runtime.checkpoints.paced_work import PacedWork
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.checkpoints.trial import join_trial
@@ -33,8 +34,8 @@ class CheckpointAccess:
     """Saves and restores the snapshots of a worker's tasks. The store is opened on first use: most topologies keep no state."""
 
     def __init__(self, open_store: Callable[[], CheckpointStore] = _nowhere, exchange: FragmentExchange | None = None,
-                 copies: LocalCopies | None = None, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
+                 copies: LocalCopies | None = None, pace: PacedWork | None = None) -> None:
+        self.pace = pace or PacedWork()
         self._open_store, self._exchange, self._copies = open_store, exchange, copies
         self._store: CheckpointStore | None = None
         self._lock = threading.Lock()  # held only for moments: the loop takes it, too
@@ -49,10 +50,6 @@ class CheckpointAccess:
         self._checkpoints(topology).save(blob, parts)
         if self._copies is not None:
             self._copies.add(blob, parts)
-
-    def rest(self) -> None:
-        """Leave the interpreter to other threads for a moment, during long work that nobody waits for."""
-        self._rest()
 
     def join_trial(self, token: str, who: str) -> str:
         """Take part in a trial of the store, see `trial.join_trial`."""

@@ -70,11 +70,13 @@ class Receiver(Protocol):
 
 
 class Lineage(NamedTuple):
-    """The roots that a chunk descends from, how often they have failed before, and when the oldest was sent."""
+    """The roots that a chunk descends from, how often they have failed before, and when the oldest was sent. `origin`: when a
+    tuple that is replayed was sent for the first time, `RESTORED` or `REWOUND`; 0: nothing in it was sent before."""
 
     roots: tuple[int, ...]
     attempt: int
     birth: float
+    origin: float = 0.0
 
 
 UNTRACKED = Lineage((), 0, 0.0)
@@ -222,10 +224,12 @@ class Channel:
                                 f"the limit is {limit} bytes. Emit smaller values, or set wire.frame.limit.bytes.")
         seq = self._count(count)
         if self.link is not None:  # None: the target is not placed; tracked chunks will be replayed
+            now, origin = owner.worker.clock.now(), lineage.origin
             header = wire.Chunk(
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.topology.epoch,
                 owner.topology.version, owner.number, owner.incarnation, self.target, self.target_incarnation, stream, seq,
-                count, form, edge, list(lineage.roots), lineage.attempt, owner.worker.clock.now() - lineage.birth, lane)
+                count, form, edge, list(lineage.roots), lineage.attempt, now - lineage.birth, lane,
+                now - origin if origin > 0 else origin)
             self.link.send([wire.encode(header), body])
 
     def _count(self, count: int) -> int:

@@ -6,7 +6,8 @@ import msgspec
 
 from millrace.errors import CorruptCheckpoint, EncodingError
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet
+from millrace.runtime.flow.channel import Delivery, Inlet, Lineage
+from millrace.runtime.meters import RESTORED
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.bodies import encode_batch
 from millrace.state.checkpoint import InFlightStream, stream_to
@@ -82,6 +83,7 @@ def _delivery(chunk: SavedChunk, graph: TopologyGraph) -> Delivery:
     streams = tuple(stream.name for stream in graph.component(chunk.component).outputs)
     inlet = Inlet(graph.number(TaskId(chunk.component, chunk.index)), 0, chunk.component, streams, -1, None)
     body = list(map(tuple, unpack_value(chunk.body))) if chunk.packed else chunk.body
-    delivery = Delivery(inlet, inlet.streams.index(chunk.stream), body, chunk.count, chunk.form, chunk.packed, 0, UNTRACKED)
+    delivery = Delivery(inlet, inlet.streams.index(chunk.stream), body, chunk.count, chunk.form, chunk.packed, 0,
+                        Lineage((), 0, 0.0, RESTORED))
     delivery.more = True
     return delivery

@@ -89,7 +89,7 @@ class BoltTask(Task):
             for arrival in list(self.group_arrivals.values()):
                 arrival.take_over()
         inbox = self.inbox.waiting
-        if not self.started or self.busy or self.blocked or not inbox:
+        if not self.started or self.busy or self.blocked or self.captured or not inbox:
             return
         delivery = self.inbox.take(max(self.pace.per_call, self.needed))
         if delivery.form >= wire.MARKS:
@@ -114,7 +114,7 @@ class BoltTask(Task):
         self.busy = False
         if self._sink_meters is not None:
             now, birth = self.worker.clock.now(), delivery.lineage.birth  # no birth: restored with a wave
-            self._sink_meters.sink_processed(now, delivery.count, now - birth if birth else 0.0)
+            self._sink_meters.sink_processed(now, delivery.count, now - birth if birth else 0.0, delivery.lineage.origin)
         if self.ended:
             return
         self.report_broken()
@@ -149,6 +149,7 @@ class BoltTask(Task):
 
     def abandon_wave(self, wave: int) -> None:
         super().abandon_wave(wave)
+        self.captured = False
         self.inbox.abandon_wave(wave)
 
     def unsendable(self, output: Output, row: Any, error: BaseException) -> None:
@@ -161,6 +162,11 @@ class BoltTask(Task):
 
     def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
         return self.inbox.empty and self.inbox.moved.get(move, set()) >= awaited
+
+    def rewired(self) -> None:
+        super().rewired()
+        for departure in self.group_departures.values():
+            departure.rewired()
 
     def leave(self) -> None:
         self.acks.fail_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from millrace.runtime.wire.messages import StatePart
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.bolt import BoltTask
+    from millrace.runtime.tasks.spout_position import SentPositions
     from millrace.runtime.tasks.task import Task
 
 
@@ -100,9 +101,11 @@ class TaskTopology(Protocol):
     window: int
     losses: int
     broken: str
+    capturing: bool  # tasks keep their input after the next wave, for a migration
     tasks: dict[int, Task]  # the tasks that run in this worker
     places: dict[TaskId, Place]
     positions: dict[TaskId, int]
+    sent: defaultdict[TaskId, SentPositions]  # by replayable spout
     meters: TopologyMeters
     holders: dict[TaskId, list[int]]  # slots that keep blocks of a task's snapshots
 

@@ -71,7 +71,8 @@ class Settling:
         roots = tuple(dict.fromkeys(root for delivery in deliveries for root in delivery.lineage.roots))
         attempt = max((delivery.lineage.attempt for delivery in deliveries), default=0)
         birth = min((delivery.lineage.birth for delivery in deliveries), default=0.0) or self._task.worker.clock.now()
-        return Lineage(roots, attempt, birth)
+        origin = min((delivery.lineage.origin for delivery in deliveries if delivery.lineage.origin), default=0.0)
+        return Lineage(roots, attempt, birth, origin)
 
     def _anchored(self, anchors: Iterable[Tuple | str], opened: list[Delivery]) -> list[Delivery]:
         """The chunks that explicit anchors belong to."""

@@ -90,14 +90,22 @@ class SpoutTracking:
     def _send_root(self, group: EmitGroup, roots: tuple[int, ...], now: float, attempt: int) -> None:
         task = self._task
         size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
+        origin = self._origin(group.ids, now)
         try:
-            edges = task.sender.send(group, Lineage(roots, attempt, task.worker.clock.now()))
+            edges = task.sender.send(group, Lineage(roots, attempt, task.worker.clock.now(), origin))
         except USER_ERRORS as error:  # of a custom grouping
             self._send_failed(group, bool(roots), now, attempt, error)
             return
         for root in roots:
-            self.flight.sent(root, group.ids, size, now, attempt)
+            self.flight.sent(root, group.ids, size, now, attempt, origin)
             task.topology.tracker.open(root, edges, task)
+
+    def _origin(self, ids: list[Any], now: float) -> float:
+        """The origin of a chunk's lineage. One tuple that was sent before makes the whole chunk a replayed one: sinks count by
+        chunks."""
+        origin = self._task.position.origin(ids, now)
+        failed = self.flight.take_origin(ids) if self.flight.failing else 0.0
+        return origin or failed
 
     def _send_failed(self, group: EmitGroup, tracked: bool, now: float, attempt: int, error: BaseException) -> None:
         """Retry a few times; then send tuple by tuple, so that only those that cannot be sent are dropped."""
@@ -138,7 +146,7 @@ class SpoutTracking:
         task.worker.ready(task)
 
     def _fail(self, number: int, cause: str) -> None:
-        root = self.flight.failed(number, cause)
+        root = self.flight.failed(number, cause, self._task.worker.clock.now())
         if root is not None:
             meters = self._task.meters
             meters.failed += root.tuples
@@ -150,6 +158,7 @@ class SpoutTracking:
     def check_overdue(self, now: float) -> None:
         for number, cause in self.flight.overdue(now):
             self._fail(number, cause)
+        self.flight.forget_failing(now)
         if self._notices.due(room=True):
             self._task.worker.ready(self._task)
 

@@ -59,6 +59,7 @@ class Task:
         self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
         self.component: Any = None
         self.blocked = 0  # number of full channels
+        self.captured = False  # its input waits for a migration, which has saved it
         self.busy = False  # its own thread is in user code
         self.queued = False  # in the worker's ready list
         self.started = False  # it works: its component is initialized, and it is not frozen and not waiting to take over
@@ -160,6 +161,11 @@ class Task:
     def arrival_of(self, move: int) -> Any:
         """The receiver of the state that comes with this move; None if the task takes part in no such move."""
         return self.arrival if self.arrival is not None and self.arrival.move.number == move else None
+
+    def rewired(self) -> None:
+        """The task has the channels of a new plan."""
+        if self.departure is not None:
+            self.departure.rewired()
 
     def leave(self) -> None:
         """Close what cannot be handed over, after the last output."""

@@ -51,6 +51,7 @@ class Chunk(Message, tag=1, gc=False):
     attempt: int
     age: float  # seconds since its oldest root was sent: clocks of different hosts cannot be compared
     lane: int = 0  # the move of the key groups that its tuples belong to, if they are being handed over
+    origin_age: float = 0.0  # seconds since the origin of its lineage; 0 or below: the origin itself
 
 
 class Credits(Message, tag=2):
@@ -233,6 +234,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     memory_mb: float = 0.0
     topologies: list[TopologyReport] = []
     hosted: int = 0  # tasks here, of all topologies, including those that leave or arrive
+    reached: list[tuple[int, int, int]] = []  # topology, task, position before which a spout has sent everything
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""
@@ -255,6 +257,8 @@ class WaveMark(msgspec.Struct, array_like=True, frozen=True):
     wave_epoch: int = 0  # the epoch in which the wave was prepared
     whole: bool = False  # snapshot everything: the base of deltas is gone
     overtakes: bool = False  # snapshot before queued input, and save that with the snapshot
+    captures: bool = False  # process nothing after the snapshot
+    dropped: int = 0  # waves up to this number are over, committed or not
 
 
 class HandoverMark(msgspec.Struct, array_like=True, frozen=True):
@@ -324,7 +328,8 @@ class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
 
 class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
     """Reports that the new incarnation of a task has taken over, or why it cannot. `pause`: seconds without the time in which
-    the state was on its way. `stopped_at`: time when the old one stopped, by the clock of its worker, `source`."""
+    the state was on its way. `stopped_at`: time when the old one stopped, by the clock of its worker, `source`. `copied_bytes`:
+    of the state of a wave, as in `Armed`; it may be copied only after the switch."""
 
     slot: int
     generation: int
@@ -337,6 +342,7 @@ class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):
     source: int = 0
     stopped_at: float = 0.0
     taken_at: float = 0.0
+    copied_bytes: int = 0
 
 
 class Query(msgspec.Struct, array_like=True, tag=23, tag_field="type"):

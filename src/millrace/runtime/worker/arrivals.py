@@ -105,8 +105,9 @@ class Arrivals:
             return
         try:
             inlet = inlet_of(task, chunk.source, chunk.source_incarnation, chunk.worker, None)
-            delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge,
-                                Lineage(tuple(chunk.roots), chunk.attempt, self._clock.now() - chunk.age), chunk.lane)
+            now, age = self._clock.now(), chunk.origin_age
+            lineage = Lineage(tuple(chunk.roots), chunk.attempt, now - chunk.age, now - age if age > 0 else age)
+            delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge, lineage, chunk.lane)
         except (KeyError, IndexError):
             self._counters["malformed"] += 1  # a source or stream that the topology does not have
             return
@@ -143,8 +144,8 @@ class Arrivals:
 
     def is_lost(self, slot: int, generation: int) -> bool:
         """True if that worker is no longer in the plan. Generations rise from worker to worker, so one that joined after the
-        plan was made is known by its number."""
-        return self._generations.get(slot) != generation and generation <= max(self._generations.values(), default=0)
+        plan was made is known by its number. The newest in a plan may be lost, too: it counts after that."""
+        return self._generations.get(slot) != generation and generation <= self._newest
 
     def generation_of(self, slot: int) -> int:
         return self._generations.get(slot, 0)

@@ -76,11 +76,9 @@ class Handovers:
 
     def _update_groups(self, task: BoltTask) -> None:
         moves = {move.number: move for move in self.moves}
-        for number, departure in list(task.group_departures.items()):
-            if number in moves:
+        for number, departure in task.group_departures.items():
+            if number in moves:  # the others end in `check`, after the task has the channels of the plan
                 departure.update(moves[number])
-            elif departure.over:
-                del task.group_departures[number]
         for number, arrival in list(task.group_arrivals.items()):
             if number in moves:
                 arrival.update(moves[number])

@@ -14,7 +14,6 @@ import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ from millrace.runtime.worker.worker import Worker
 
 log = logging.getLogger("millrace.worker")
 REPORT_SECONDS = 0.25
-REST_SECONDS = 0.01  # between two slices of state that are decoded beside running tasks
 MESSAGES_PER_TURN = 64  # data messages received before the tasks get their turn
 LONGEST_BASE = 60  # characters: the kernel's limit is 107 for a socket's whole path
 
@@ -211,8 +209,7 @@ class WorkerProcess:
             self._former = welcome.generation
             if limit := limit_of(welcome.settings, one_host=not self._bind):
                 self._copies = LocalCopies(Path(directory, f"copies-{self.slot}"), limit)
-            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies,
-                                           partial(time.sleep, REST_SECONDS))
+            checkpoints = CheckpointAccess(lambda: open_store(CHECKPOINTS.of(welcome.settings)), self._exchange, self._copies)
             worker = Worker(self.slot, welcome.generation, SystemClock(), peers, self.threads, welcome.settings, welcome.author,
                             checkpoints, lambda message: control.send(wire.encode(message)))
             worker.feeds = SocketFeeds(self.context, directory, self._bind, self.setup.keys, self.boot, worker.counters,
@@ -268,6 +265,7 @@ class WorkerProcess:
             poller.register(source, zmq.POLLIN)
         self._taps.listen_with(poller)
         next_report = next_look = 0.0
+        reported = worker.stamp
         look_seconds: float = WORKER_POLL.of(self.setup.settings)
         while True:
             wait = min(REPORT_SECONDS, look_seconds, worker.wait_seconds())
@@ -279,6 +277,7 @@ class WorkerProcess:
                 if plan is not None:
                     worker.assign(plan)
             if control in ready and self._control(worker, control) == "stop":
+                self._report(worker.last_report(), worker, control)
                 return "stopped"
             if pulse.fenced:
                 return "fenced"
@@ -290,14 +289,13 @@ class WorkerProcess:
             self._taps.answer(ready)
             worker.step()
             now = time.monotonic()
-            if now >= next_report:
-                next_report = now + REPORT_SECONDS
+            if now >= next_report or worker.stamp != reported:  # the master waits for workers to carry out a plan
+                next_report, reported = now + REPORT_SECONDS, worker.stamp
                 worker.counters["refused_connections"] = port.count_refusals()
                 worker.counters["agent_errors"] = agent.errors + plans.errors
-                self._report(worker, control)
+                self._report(worker.report(), worker, control)
 
-    def _report(self, worker: Worker, control: zmq.Socket[Any]) -> None:
-        report = worker.report()
+    def _report(self, report: wire.Report, worker: Worker, control: zmq.Socket[Any]) -> None:
         report.cpu_seconds, report.memory_mb = time.process_time(), self._process.memory_info().rss / 2**20
         try:
             control.send(wire.encode(report))

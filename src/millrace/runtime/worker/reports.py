@@ -20,10 +20,11 @@ class Reports:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._warned: set[Task] = set()  # of keyed state that no wave saves
+        self._left: list[tuple[int, int, int]] = []  # positions of spouts that have ended since the last report
 
     def make(self) -> wire.Report:
         worker = self._worker
-        tasks, positions = [], []
+        tasks, positions, reached, self._left = [], self._left, [], []
         in_flight = {number: 0 for number in worker.topologies}
         starting = Counter(task.topology.number for run in worker.topologies.values() for task in run.tasks.values()
                            if not task.started)
@@ -40,11 +41,18 @@ class Reports:
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
                     positions.append((run.number, task.number, position))
+            reached += [(run.number, run.graph.number(name), sent.reached) for name, sent in run.sent.items()]
             in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,
                            list(in_flight.items()), list(starting.items()), worker.errors.take(),
                            {**worker.counters, **worker.checkpoints.counters}, topologies=topologies,
-                           hosted=sum(len(run.everyone()) + len(run.ackers) for run in worker.topologies.values()))
+                           hosted=sum(len(run.everyone()) + len(run.ackers) for run in worker.topologies.values()),
+                           reached=reached)
+
+    def ended(self, task: Task) -> None:
+        """Report the position of a spout that ends here and is to start elsewhere once more."""
+        if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
+            self._left.append((task.topology.number, task.number, position))
 
     def _check_state(self, task: Task) -> None:
         """Warn once of keyed state in a topology that runs no waves because no class declares state."""

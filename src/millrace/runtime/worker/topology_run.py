@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from millrace.config import ACKERS, AT_LEAST_ONCE, CHANNEL_WINDOW, GUARANTEE
@@ -11,6 +12,7 @@ from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime.flow.tracker import Tracker
 from millrace.runtime.meters import TopologyMeters
 from millrace.runtime.tasks.spout import SpoutTask
+from millrace.runtime.tasks.spout_position import SentPositions
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.handovers import Handovers
 
@@ -30,6 +32,7 @@ class TopologyRun:
         self.worker = worker
         self.tasks: dict[int, Task] = {}
         self.meters = TopologyMeters()
+        self.sent: defaultdict[TaskId, SentPositions] = defaultdict(SentPositions)
         self.handovers = Handovers(self, worker.end)
         self.ackers: dict[int, int] = {}  # acker index -> incarnation, of the ackers that run here
         self.losses, self.epoch = plan.losses, plan.epoch
@@ -52,8 +55,14 @@ class TopologyRun:
         self.key_groups = plan.key_groups
         self.places = dict(plan.places)
         self.positions = dict(plan.positions)
+        for task, position in plan.reached:
+            self.sent[task].reached = max(position, self.sent[task].reached)
         self.restore, self.blocks, self.holders = plan.restore, plan.blocks, dict(plan.holders)
         self.recovers = plan.recovers
+        self.capturing = plan.capturing
+        if not plan.capturing:
+            for running in self.tasks.values():
+                running.captured = False
         self.handovers.update(plan.moves)
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]

@@ -162,14 +162,14 @@ class Worker:
             run.tracker.settle()
             for task in run.tasks.values():
                 if isinstance(task, SpoutTask):
-                    if run in lost:
-                        task.tracking.worker_lost(deadline)
                     task.set_active(run.active)
                 if not task.blocked:
                     self.ready(task)
             for task in run.everyone():
                 if isinstance(task, BoltTask):
                     task.inbox.end_lost()
+                elif isinstance(task, SpoutTask) and run in lost:
+                    task.tracking.worker_lost(deadline)
             for task in run.handovers:
                 self.ready(task)
         early_waves, self._early_waves = self._early_waves, {}
@@ -205,8 +205,7 @@ class Worker:
         if not task.unwired:
             handovers.mark(task)
             self._wiring.wire(task)
-            if task.departure is not None:
-                task.departure.rewired()
+            task.rewired()
 
     def start_timers(self, task: BoltTask, due: Mapping[str, float]) -> None:
         for name, seconds, call in (("tick", task.due.tick_seconds(), task.due.tick),
@@ -230,8 +229,11 @@ class Worker:
             return
         task = run.tasks.pop(run.graph.number(name), None)
         if task is not None and not run.handovers.leaves(task):
-            if run.rewinds:
+            if run.rewinds or run.graph.exactly_once:
                 self._count_rewound(task, run.restore[0])
+            elif isinstance(task, SpoutTask):
+                task.leave()  # counts what its next incarnation emits again
+            self.reports.ended(task)
             self.end(task)
 
     def _drop(self, number: int, name: TaskId) -> None:
@@ -360,7 +362,7 @@ class Worker:
         now = self.clock.now()
         for run in self.topologies.values():
             unacked_before = now - 2 * MESSAGE_TIMEOUT.of(run.graph.config)
-            for task in run.tasks.values():
+            for task in run.everyone():
                 if isinstance(task, SpoutTask):
                     task.tracking.check_overdue(now)
                 elif isinstance(task, BoltTask) and task.acks.unacked:
@@ -381,6 +383,13 @@ class Worker:
 
     def report(self) -> wire.Report:
         return self.reports.make()
+
+    def last_report(self) -> wire.Report:
+        """The report of a worker that ends while tasks run: their next incarnations emit again what is not committed."""
+        for run in self.topologies.values():
+            for task in run.tasks.values() if run.rewinds or run.graph.exactly_once else ():
+                self._count_rewound(task, task.waves.committed)
+        return self.report()
 
     def close(self) -> None:
         """End every task cleanly."""

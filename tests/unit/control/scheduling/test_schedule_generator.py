@@ -27,7 +27,7 @@ from millrace.control.scheduling.schedule_generator import (
     ScheduleGenerator,
     overloads,
 )
-from millrace.errors import BadParameter
+from millrace.errors import BadParameter, MillraceError
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
@@ -356,6 +356,25 @@ def test_an_overtaken_decision_starts_no_cool_down() -> None:
     assert over.reason.endswith("(a worker was lost)")
     assert list(made.decisions) == [over]
     assert not made.cooling(START) and made.observe(situation(plan(0, 0, 0, 2))) is None
+
+
+def test_parameters_of_the_strategy_stay_as_long_as_the_strategy_does() -> None:
+    policy = Policy().changed({"strategy": "tstorm", "strategy_parameters": {"spout_delay": 1}})
+    policy = policy.changed({"period": 5.0}).changed({"strategy": "tstorm", "strategy_parameters": {"shutdown_delay": 2}})
+    assert (policy.strategy, policy.strategy_parameters) == ("tstorm", {"spout_delay": 1, "shutdown_delay": 2})
+    policy = policy.changed({"strategy": "storm"})
+    assert (policy.strategy, policy.strategy_parameters) == ("storm", {})
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"strategy": "teleport"}, "is not one of handover"),
+    ({"strategy_parameters": {"message_timeout": 5}}, "handover has no parameter 'message_timeout'; it has none"),
+    ({"strategy": "storm", "strategy_parameters": {"spout_delay": 5}}, "it has message_timeout=30"),
+    ({"strategy": "storm", "strategy_parameters": {"message_timeout": -1}}, "expected seconds, 0 or more"),
+    ({"strategy": "storm", "strategy_parameters": {"message_timeout": "soon"}}, "expected seconds, 0 or more")])
+def test_a_wrong_strategy_or_parameter_of_it(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MillraceError, match=message):
+        Policy().changed(changes)
 
 
 def test_numbers_continue_from_earlier_masters() -> None:

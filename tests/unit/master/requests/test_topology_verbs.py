@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from millrace.api.grouping import Grouping
-from millrace.control.events import Event, Killed, Moved, Paused, Regrouped, Submitted, Unpaused, WorkerJoined, WorkerReported
+from millrace.control.events import (
+    Event,
+    Killed,
+    Moved,
+    Paused,
+    Regrouped,
+    Submitted,
+    Unpaused,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
 from millrace.control.master_state import MasterState
 from millrace.errors import TopologyError, UnknownName, UnknownTopology
 from millrace.master.requests.handlers import TopologyVerbs
@@ -71,6 +82,21 @@ def test_a_strategy_can_be_asked_for() -> None:
     assert master.events == [Moved("words", TaskId("lines", 1), 1 - source, "rollback")]
 
 
+def test_a_placement_can_be_asked_for() -> None:
+    master = FakeMaster("words")
+    master.run()
+    places = master.state.topologies["words"].places
+    before = {task: places[task].slot for task in (TaskId("lines", 0), TaskId("count", 0))}
+    answer = master.ask("rebalance", topology="words", strategy="storm", parameters={"message_timeout": 5},
+                        placement={"lines[0]": 1 - before[TaskId("lines", 0)], "count[0]": before[TaskId("count", 0)]})
+    assert answer == {"topology": "words", "strategy": "storm", "moves": [
+        {"task": "lines[0]", "from": before[TaskId("lines", 0)], "to": 1 - before[TaskId("lines", 0)]}]}
+    migration = master.state.topologies["words"].migration
+    assert migration is not None and migration.parameters == {"message_timeout": 5}
+    with pytest.raises(UnknownName, match="count"):
+        master.ask("rebalance", topology="words", placement={"count": 1})
+
+
 def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() -> None:
     master = FakeMaster("words", "more")
     with pytest.raises(UnknownName, match=r"words, more all have a task lines\[0\]: choose one with --topology"):
@@ -95,11 +121,26 @@ def test_key_groups_are_given_to_other_tasks() -> None:
     answer = master.ask("regroup", component="count", owners={str(group): 1, str(kept): 1})
     assert master.events == [Regrouped("words", "count", {group: 1, kept: 1})]
     assert answer == {"topology": "words", "component": "count", "groups": {group: {"from": 0, "to": 1}}, "batched": False,
-                      "waits_for": []}
+                      "waits_for": [], "starting": False}
     again = master.ask("regroup", component="count", owners={str(group): 1})
     assert again["groups"] == {}, "they are on their way"
     back = master.ask("regroup", component="count", owners={str(group): 0}, topology="words")
     assert (back["groups"], back["waits_for"]) == ({group: {"from": 1, "to": 0}}, ["count[0]"])
+
+
+@pytest.mark.parametrize("named", [{}, {"topology": "words"}])
+def test_key_groups_of_a_task_without_a_worker_can_be_kept(named: dict[str, str]) -> None:
+    master = FakeMaster("words")
+    topology = master.state.topologies["words"]
+    group = topology.key_groups["count"].index(0)
+    master.ask("regroup", component="count", owners={str(group): 1})
+    for slot, worker in list(master.state.workers.items()):
+        master.tell(WorkerLost(slot, worker.address.generation, "died"))
+    assert TaskId("count", 0) not in topology.places
+    assert ("count", group) in topology.handover.regrouping
+    answer = master.ask("cancel move", task="count[0]", **named)
+    assert answer == {"topology": "words", "task": "count[0]", "groups": [group], "worker": None}
+    assert topology.handover.at_rest
 
 
 def test_a_move_says_what_it_waits_for() -> None:
@@ -109,6 +150,18 @@ def test_a_move_says_what_it_waits_for() -> None:
     tasks = [TaskId("count", 0), TaskId("count", 1)]
     answers = [master.ask("move", task=str(task), slot=1 - places[task].slot)["waits_for"] for task in tasks]
     assert answers == [[], ["count[0]"]]
+
+
+def test_a_move_waits_until_the_topology_has_started() -> None:
+    master = FakeMaster("words")
+    topology, count = master.state.topologies["words"], TaskId("count", 0)
+    group, target = topology.key_groups["count"].index(0), 1 - topology.places[count].slot
+    move = master.ask("move", task="count[0]", slot=target)
+    regroup = master.ask("regroup", component="count", owners={str(group): 1})
+    assert [(answer["starting"], answer["waits_for"]) for answer in (move, regroup)] == [(True, []), (True, [])]
+    master.run()
+    later = master.ask("move", task="count[1]", slot=1 - topology.places[TaskId("count", 1)].slot)
+    assert not later["starting"]
 
 
 def test_key_groups_of_an_unknown_component_are_refused() -> None:

@@ -23,6 +23,12 @@ def test_rows_of_the_same_worker_count_with_everything_in_them() -> None:
     assert 20_000 <= size_of([(TEXT,), [TEXT]]) < 21_000
 
 
+def test_many_rows_count_by_some_of_them() -> None:
+    assert 10_000_000 <= size_of([(TEXT, number) for number in range(1000)]) < 10_500_000
+    half = size_of([(TEXT if number % 2 else "", number) for number in range(1001)])
+    assert 3_000_000 <= half < 7_000_000
+
+
 def test_a_batch_of_the_same_worker() -> None:
     batch = pa.record_batch({"text": [TEXT, TEXT]})
     assert size_of(batch, wire.ARROW) == batch.nbytes >= 20_000

@@ -402,16 +402,17 @@ class Snapshots:
         if self.state is not None:
             self.state.load({group: ({}, None) for group in self.state.owned})
 
-    def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
+    def copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None],
+             awaited: bool = False) -> None:
         """Copy the key groups of a committed wave, on the store thread; if an earlier one was copied, only what has changed.
-        Runs on the loop; `done` gets the number of bytes, and the error if it failed."""
+        Runs on the loop; `done` gets the number of bytes, and the error if it failed. `awaited`: as in `copy_wave`."""
         state = self.state
 
         def read() -> int:
             self._holders = self.task.worker.checkpoints.slots()
             if state is None:
                 return 0
-            copy = copy_wave(self.task, state, base, state.owned, self._chains)
+            copy = copy_wave(self.task, state, base, state.owned, self._chains, awaited)
             state.load(copy.whole)
             state.extend(copy.deltas)
             self._chains, needed = copy.chains, {ref.blob for chain in copy.chains.values() for ref in chain}

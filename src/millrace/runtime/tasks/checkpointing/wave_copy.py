@@ -1,12 +1,14 @@
 """Copies of key groups as of a committed wave, read from the checkpoint store while their owner works on.
 
-A copy of a later wave reads only the pieces that have been added to a chain since, or all of it if it has become whole. Nobody
-waits for a copy, so it is read in small parts and from the store: fragments would take time from the workers that hold them.
+A copy of a later wave reads only the pieces that have been added to a chain since, or all of it if it has become whole. Usually
+nobody waits for a copy, so it is read in small parts and from the store: fragments would take time from the workers that hold
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.state.checkpoint import Blocks, PieceRef
@@ -45,8 +47,9 @@ class CopiedGroups:
 
 
 def copy_wave(task: Task, state: TaskState, base: tuple[int, int, int], groups: Collection[int],
-              known: Mapping[int, Sequence[PieceRef]]) -> WaveCopy:
-    """Read what the wave `base` has beyond the chains that are `known`. Blocks: runs on a store thread."""
+              known: Mapping[int, Sequence[PieceRef]], awaited: bool = False) -> WaveCopy:
+    """Read what the wave `base` has beyond the chains that are `known`. Blocks: runs on a store thread. `awaited`: a task
+    stands still until it is read, so it is read at full speed and from fragments where enough are held."""
     wave, _, manifest_epoch = base
     topology, checkpoints = task.topology.graph.name, task.worker.checkpoints
     manifest = checkpoints.manifest(topology, manifest_epoch, wave)
@@ -56,13 +59,15 @@ def copy_wave(task: Task, state: TaskState, base: tuple[int, int, int], groups: 
     whole: dict[int, Decoded] = {group: ({}, None) for group in groups if not chains.get(group)}
     deltas: dict[int, list[bytes]] = {}
     size = 0
-    for part in _slices({group: refs for group, refs in added.items() if refs}):
-        pieces = checkpoints.fetch(topology, [ref for group in part for ref in added[group]])
-        size += sum(map(len, pieces.values()))
-        of_part = {group: [pieces[ref] for ref in added[group]] for group in part}
-        whole |= state.decoded({group: read for group, read in of_part.items() if added[group] == chains[group]})
-        deltas |= {group: read for group, read in of_part.items() if group not in whole}
-        checkpoints.rest()
+    changed = {group: refs for group, refs in added.items() if refs}
+    parts = [list(changed)] if awaited else list(_slices(changed))
+    for part in parts:
+        with nullcontext() if awaited else checkpoints.pace.turn(len(parts)):
+            pieces = checkpoints.fetch(topology, [ref for group in part for ref in added[group]], blocks if awaited else None)
+            size += sum(map(len, pieces.values()))
+            of_part = {group: [pieces[ref] for ref in added[group]] for group in part}
+            whole |= state.decoded({group: read for group, read in of_part.items() if added[group] == chains[group]})
+            deltas |= {group: read for group, read in of_part.items() if group not in whole}
     return WaveCopy(chains, blocks, whole, deltas, size)
 
 

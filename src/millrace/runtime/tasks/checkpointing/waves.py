@@ -30,11 +30,14 @@ class TaskWaves:
         self._unsaved: tuple[wire.WaveMark, Snapshot] | None = None  # taken, while overtaken input may still arrive
         self._error: BaseException | None = None
         self._emitted: dict[int, int] = {}  # of a spout: tuples before each wave, from the last one committed on
+        self.committed = 0  # of a spout: the last wave that this incarnation has committed
 
     def on_request(self, mark: wire.WaveMark, sweep: bool) -> None:
         """Handle a request of the master, which repeats unanswered ones. A finished request is answered again; one in progress,
         or one that a mark from upstream will start, is left alone."""
         task = self._task
+        if mark.dropped > mark.wave:  # a loss ended that wave: a task that went on would hold back input until the next one
+            task.abandon_wave(mark.dropped)
         if task.snapshots.answers.given_again(mark):
             return
         if mark.kind == INIT:
@@ -83,6 +86,7 @@ class TaskWaves:
         else:
             task.snapshots.committed(mark)
             self._emitted = {wave: tuples for wave, tuples in self._emitted.items() if wave >= mark.wave}
+            self.committed = mark.wave
             task.worker.ready(task)
         return True
 
@@ -100,6 +104,7 @@ class TaskWaves:
                                               f"{task.snapshots.saving}")
             task.worker.ready(task)
             return
+        task.captured = mark.captures and task.topology.capturing  # the migration may be given up already
         spoiled, self._preparing = task.snapshots.spoiled(), True
         task.on_own_thread(partial(self._prepare, mark, spoiled), partial(self._prepared, mark, spoiled))
 

@@ -60,7 +60,7 @@ class Arrival(Takeover):
             self._load()
 
     def _copy(self, base: tuple[int, int, int], done: Callable[[int, BaseException | None], None]) -> None:
-        self._task.snapshots.copy(base, done)
+        self._task.snapshots.copy(base, done, awaited=self.move.cold)
 
     # -- taking over ---------------------------------------------------------------------------------------------------
 
@@ -91,6 +91,8 @@ class Arrival(Takeover):
         if self._error is not None:
             self._fail(self._error)
             return
+        if closing.reached:
+            task.topology.sent[task.name].reached = closing.reached
         self._start()
         task.start_taken(closing.due)
         self._tell_taken(closing)

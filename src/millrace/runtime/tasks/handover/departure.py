@@ -71,7 +71,9 @@ class Departure:
         paused = task.worker.clock.now() - self._froze_at
         if snapshot is not None:
             pieces = {**snapshot.pieces, STAGED: (True, snapshot.staged)} if snapshot.staged else snapshot.pieces
-            send_state(task, self.move, pieces, Closing(snapshot.position, task.due_in(), paused, stopped_at=self._froze_at))
+            send_state(task, self.move, pieces, Closing(
+                snapshot.position, task.due_in(), paused, stopped_at=self._froze_at,
+                reached=task.topology.sent[task.name].reached if task.begins_waves else 0))
         else:
             assert self._error is not None
             task.report_error(self._error, None)

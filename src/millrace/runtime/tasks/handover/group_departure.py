@@ -53,6 +53,15 @@ class GroupDeparture:
         return late or (ends is not None and all(channel.consumed >= ends.get(channel, 0)
                                                  for channel in self._task.channels.values()))
 
+    def rewired(self) -> None:
+        """Tell receivers that were placed anew since the groups left, too, that this task sends nothing more of them."""
+        if self._ends is None:
+            return
+        for channel in self._task.channels.values():
+            if channel not in self._ends:
+                channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
+                self._ends[channel] = channel.seq
+
     def hand_over(self) -> None:
         """Everything before the cut is processed. Runs on the loop."""
         changed, lost = self._task.snapshots.unsettled()

@@ -20,13 +20,15 @@ STAGED, CLOSING = -4, -3  # in place of a key group: rows that a two-phase sink 
 
 class Closing(msgspec.Struct, array_like=True, frozen=True):
     """The last part: what is not in pieces. `due`: seconds until the task's tick and timer. `paused`: seconds since it stopped
-    working; `stopped_at`: when that was. `error`: why there is no state."""
+    working; `stopped_at`: when that was. `error`: why there is no state. `reached`: the position before which a spout has sent
+    everything."""
 
     position: int | None = None
     due: dict[str, float] = {}
     paused: float = 0.0
     error: str = ""
     stopped_at: float = 0.0
+    reached: int = 0
 
 
 _closing = msgspec.msgpack.Decoder(Closing)
@@ -59,11 +61,6 @@ class StateParts:
         self._next = 0
         self._begun: list[bytes] = []  # parts of the piece that is arriving
         self.bytes = 0
-
-    @property
-    def any(self) -> bool:
-        """True if one has come."""
-        return self._next > 0
 
     def add(self, part: wire.StatePart, body: bytes) -> None:
         if part.part < self._next:

@@ -30,6 +30,8 @@ class Takeover:
         self._copied = 0  # bytes so far
         self._parts = StateParts(self._on_piece, self._close)
         self._first_at = 0.0  # when the first part came
+        self._bare = move.cold  # nothing is copied before it switches
+        self._early: list[tuple[wire.StatePart, bytes]] = []  # parts that came while it was bare
         self._told: wire.Armed | wire.Taken | None = None
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
@@ -55,17 +57,22 @@ class Takeover:
     def update(self, move: Move) -> None:
         """Take the move as of a new plan: there may be a newer wave to copy."""
         self.move = move
-        if self._phase == READY and self._wave < move.base[0]:
+        if self._phase == READY and (self._wave < move.base[0] or (self._bare and self._switched)):
             self._load()
+
+    @property
+    def _switched(self) -> bool:
+        """True once the old owner hands over; its state can come before the plan that says so."""
+        return self.move.phase == SWITCH or bool(self._early)
 
     def _load(self) -> None:
         if self._cancelled:
             return
         self._phase = LOAD
-        if self.move.base[0]:
+        if self.move.base[0] and (self._switched or not self._bare):
             self._copy(self.move.base, partial(self._loaded, self.move.base[0]))
         else:
-            self._loaded(0, 0, None)
+            self._loaded(self.move.base[0], 0, None)
 
     def _loaded(self, wave: int, copied: int, error: BaseException | None) -> None:
         if self._cancelled:
@@ -77,6 +84,10 @@ class Takeover:
         self._copied += copied
         if wave < self.move.base[0]:
             self.update(self.move)
+        elif self._bare and self._switched:
+            self._bare, early, self._early = False, self._early, []
+            for part, body in early:
+                self.on_part(part, body)
         else:
             worker, run = self._task.worker, self._task.topology
             self._tell(wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, wave,
@@ -86,10 +97,14 @@ class Takeover:
 
     def on_part(self, part: wire.StatePart, body: bytes) -> None:
         """A part of the state has come from the old owner."""
+        if not self._first_at:
+            self._first_at = self._task.worker.clock.now()
+        if self._bare:
+            self._early.append((part, body))
+            self.update(self.move)
+            return
         if self._phase != READY:
             return
-        if not self._parts.any:
-            self._first_at = self._task.worker.clock.now()
         try:
             self._parts.add(part, body)
         except MillraceError as error:
@@ -115,7 +130,8 @@ class Takeover:
         worker, run, move = self._task.worker, self._task.topology, self.move
         now = worker.clock.now()
         self._tell(wire.Taken(worker.slot, worker.generation, run.number, run.epoch, move.number, self._parts.bytes,
-                              closing.paused + now - (self._first_at or now), "", move.old.slot, closing.stopped_at, now))
+                              closing.paused + now - (self._first_at or now), "", move.old.slot, closing.stopped_at, now,
+                              self._copied))
 
     @property
     def over(self) -> bool:

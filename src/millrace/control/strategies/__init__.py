@@ -1,0 +1,1 @@
+"""Strategies of migration as steps, without carrying them out."""
