@@ -14,9 +14,31 @@ from millrace.runtime.worker.threads import TaskThreads
 from support.topologies.audited import SECONDS
 
 
-def test_its_failure_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+class Ended(Exception):
+    """Ends the heartbeat thread where the process would end."""
+
+
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reasons for which the process would have ended."""
+    reasons: list[str] = []
+
+    def end(why: str) -> None:
+        reasons.append(why)
+        if len(reasons) == 1:
+            raise Ended
+
+    monkeypatch.setattr(process, "end_process", end)
+    return reasons
+
+
+def long_calls() -> LongCalls:
+    """The calls of a loop that has just turned; no task has had a turn."""
+    return LongCalls(TaskThreads(), lambda: float("-inf"))
+
+
+def test_its_failure_ends_the_worker(ends: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without heartbeats the worker would seem dead."""
-    ends: list[str] = []
     monkeypatch.setattr(process, "end_process", ends.append)
 
     def fail() -> int:
@@ -24,7 +46,7 @@ def test_its_failure_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with zmq.Context() as context:
         setup = WorkerSetup("c", "tcp://127.0.0.1:9", Keys.make(), settings={"worker.heartbeat.interval.secs": 0.05})
-        pulse = Pulse(context, setup, slot=0, generation=1, revision=fail, calls=LongCalls(TaskThreads(), lambda: 0.0))
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=fail, calls=long_calls())
         pulse.start()
         pulse.join(SECONDS)
     assert ends == ["its heartbeat thread failed: KeyError: 'revision'"]
@@ -33,20 +55,8 @@ def test_its_failure_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("answer", "reason"), [
     (wire.Fenced("process of a[0] hangs"), "process of a[0] hangs"),
     (wire.Fenced(), "it was fenced, and its loop has not turned for 5 s")])
-def test_it_ends_the_worker_that_was_given_up_or_is_fenced_and_stuck(monkeypatch: pytest.MonkeyPatch, answer: wire.Fenced,
-                                                                     reason: str) -> None:
-    class Ended(Exception):
-        pass
-
-    ends: list[str] = []
-
-    def end(why: str) -> None:
-        ends.append(why)
-        if len(ends) == 1:  # the process would be gone by now
-            raise Ended
-
-    monkeypatch.setattr(process, "end_process", end)
-    keys, calls = Keys.make(), LongCalls(TaskThreads(), lambda: 0.0)
+def test_it_ends_the_worker_that_was_given_up_or_is_fenced_and_stuck(ends: list[str], answer: wire.Fenced, reason: str) -> None:
+    keys, calls = Keys.make(), long_calls()
     calls.turned -= 3600
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
         serve(master, keys)
@@ -64,12 +74,12 @@ def test_it_ends_the_worker_that_was_given_up_or_is_fenced_and_stuck(monkeypatch
 
 
 @pytest.mark.parametrize("answers", [[wire.Fenced()] * 3, [wire.Fenced(), wire.Beat(1), wire.Beat(1)]])
-def test_it_ends_with_unread_messages_after_being_fenced(answers: list[object]) -> None:
+def test_it_ends_with_unread_messages_after_being_fenced(ends: list[str], answers: list[object]) -> None:
     keys = Keys.make()
     with zmq.Context() as context, context.socket(zmq.ROUTER) as master:
         serve(master, keys)
         setup = WorkerSetup("c", bind_tcp(master, "127.0.0.1"), keys, settings={"worker.heartbeat.interval.secs": 0.05})
-        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0, calls=LongCalls(TaskThreads(), lambda: 0.0))
+        pulse = Pulse(context, setup, slot=0, generation=1, revision=lambda: 0, calls=long_calls())
         pulse.start()
         assert master.poll(int(SECONDS * 1000))
         identity, _ = master.recv_multipart()
@@ -79,4 +89,4 @@ def test_it_ends_with_unread_messages_after_being_fenced(answers: list[object]) 
             assert master.poll(int(SECONDS * 1000)), "it has stopped beating"
             master.recv_multipart()
         pulse.stop()
-        assert not pulse.is_alive()
+        assert not pulse.is_alive() and not ends
