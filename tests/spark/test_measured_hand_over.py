@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.bench.handover import run
-from millrace.control.moves import MOVE_STRATEGIES
+from millrace.control.moves import BY_HANDOVER, BY_ROLLBACK
 
 
 def test_tasks_move_under_load_by_either_strategy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_tasks_move_under_load_by_either_strategy(monkeypatch: pytest.MonkeyPatc
     result = run.run_handover(1.0, [2], [1], live=False, quick=True)
     assert not run.faulty_runs(result), result["failed"]
     handover, rollback, groups = result["runs"]
-    assert (handover["strategy"], rollback["strategy"]) == MOVE_STRATEGIES
+    assert (handover["strategy"], rollback["strategy"]) == (BY_HANDOVER, BY_ROLLBACK)
     assert handover["precopied_bytes"] > 1_000_000 and handover["replayed"] == 0
     assert rollback["pause_ms"] > 0 and rollback["precopied_bytes"] == 0
     assert groups["moved_groups"] == run.GROUPS and groups["replayed"] == 0 and groups["precopied_bytes"] > 0

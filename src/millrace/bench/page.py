@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.bench.handover.figures import COLUMNS, cells
+from millrace.bench.migration.ratios import HANDOVER_WORST, ratio_text
+from millrace.bench.migration.tables import markdown_table, paper_tables, standing_rows
 from millrace.bench.results import RESULTS
 from millrace.bench.wordcount_rows import GROUPS
 from millrace.checkout import project_root
@@ -25,6 +27,7 @@ from millrace.control.moves import BY_HANDOVER
 from millrace.errors import MillraceError
 
 Result = dict[str, Any]
+Figure = float | tuple[float, float]
 PAGE = Path("docs") / "BENCHMARKS.md"
 README = Path("README.md")
 COPIES = Path("docs") / "benchmarks"
@@ -43,20 +46,48 @@ _STAMP = re.compile(r"-\d{8}-\d{6}$")
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """One aim: a figure of a result and its bound. `value` returns None if the run has no such figure."""
+    """One aim: a figure of a result and its bound. `value` returns None if the run has no such figure, and two figures if the
+    first is to be so many times the second. `strict`: equal is not enough."""
 
     result: str
     text: str
-    value: Callable[[Result], float | None]
+    value: Callable[[Result], Figure | None]
     bound: float
     at_most: bool = False
+    strict: bool = False
 
-    def is_met(self, figure: float) -> bool:
-        return figure <= self.bound if self.at_most else figure >= self.bound
+    def is_met(self, figure: Figure) -> bool:
+        ours, theirs = figure if isinstance(figure, tuple) else (figure, 1.0)
+        bound = self.bound * theirs
+        if ours == bound:
+            return not self.strict
+        return ours < bound if self.at_most else ours > bound
+
+    @property
+    def bound_text(self) -> str:
+        kinds = ("more than", "less than") if self.strict else ("at least", "at most")
+        return f"{kinds[self.at_most]} {self.bound:g}"
 
 
 def _ratio(name: str) -> Callable[[Result], float | None]:
     return lambda result: result["ratios"].get(name)
+
+
+def _pair(name: str) -> Callable[[Result], Figure | None]:
+    """Two figures of `bench migration`, whose ratio cannot be told if the second is 0."""
+    def figures(result: Result) -> Figure | None:
+        pair = result["compared"].get(name)
+        return None if pair is None else (pair[0], pair[1])
+    return figures
+
+
+def _figure_text(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    if not isinstance(figure, tuple):
+        return f"{figure:,g}"
+    ours, theirs = figure
+    return ratio_text(round(ours / theirs, 3) if theirs else None, figure)
 
 
 def _restore_ratio(other: str) -> Callable[[Result], float | None]:
@@ -93,6 +124,11 @@ def _worst(figure: Callable[[Result], float | None], lowest: bool = False) -> Ca
         figures = [number for run in result["runs"] if run["strategy"] == BY_HANDOVER and (number := figure(run)) is not None]
         return (min(figures) if lowest else max(figures)) if figures else None
     return worst
+
+
+def _unless_failed(figure: Callable[[Result], float | None]) -> Callable[[Result], float | None]:
+    """A figure of hand-over, of which less is better; without end if one of its runs failed."""
+    return lambda result: float("inf") if any(name.startswith(BY_HANDOVER) for name in result["failed"]) else figure(result)
 
 
 def _rise(during: str, before: str) -> Callable[[Result], float | None]:
@@ -139,6 +175,26 @@ ALL_AIMS = (
         lambda result: result["pause_to_rollback"], 0.10, at_most=True),
     Aim("handover", "hand-over of key groups: ms of the longest gap of the task's other groups over the usual one",
         _worst(_staying_gap), 10, at_most=True),
+    Aim("migration", "`dcr`, `ccr`: rows lost or replayed", _ratio("dcr_ccr_lost_or_replayed"), 0, at_most=True),
+    Aim("migration", "`ccr` captures to `dcr` drains, Linear with 50 tasks", _pair("ccr_capture_to_dcr_drain_linear50"), 1.0,
+        at_most=True, strict=True),
+    Aim("migration", "`ccr` captures: Linear with 50 tasks to 5 tasks", _pair("ccr_capture_linear50_to_linear"), 1.5,
+        at_most=True),
+    Aim("migration", "restore, the worst of all dataflows: `dcr` to `dsm`", _pair("dcr_restore_to_dsm"), 1.0, at_most=True,
+        strict=True),
+    Aim("migration", "restore, the worst of all dataflows: `ccr` to `dsm`", _pair("ccr_restore_to_dsm"), 1.0, at_most=True,
+        strict=True),
+    Aim("migration", "restore on Grid: `ccr` to `dsm`", _pair("ccr_restore_to_dsm_grid"), 0.4, at_most=True),
+    Aim("migration", "60 % degradation, one task: `nstorm` to `storm*`, cycles shortened by the time scale",
+        _pair("nstorm_degradation_to_storm*"), 0.1, at_most=True),
+    Aim("migration", "60 % degradation, one task: `nstorm` to `storm*`, the paper's cycles",
+        _pair("nstorm_degradation_to_storm*_scale_1"), 0.1, at_most=True),
+    Aim("migration", "60 % degradation, 16 tasks: `nstorm+` to `nstorm`", _pair("nstorm+_degradation_to_nstorm"), 1.0,
+        at_most=True, strict=True),
+    Aim("migration", "60 % degradation, 16 tasks: `nstorm+` to `nstorm` with the same cycles",
+        _pair("nstorm+_degradation_to_nstorm_long_cycles"), 1.0, at_most=True, strict=True),
+    Aim("migration", "hand-over to the best of the other strategies, in its worst column of all workloads",
+        _unless_failed(_ratio(HANDOVER_WORST)), 1.0, at_most=True),
     *(Aim(name, f"words lost, repeated, torn or wrong, and wrong counts: {text}",
           _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True)
       for name, text in FAULTS.items() if name.endswith(EXACTLY_ONCE)),
@@ -228,8 +284,7 @@ def aims_table(results: dict[str, Result]) -> list[str]:
     for aim in ALL_AIMS:
         figure = aim.value(results[aim.result]) if aim.result in results else None
         verdict = "not measured" if figure is None else "met" if aim.is_met(figure) else "**missed**"
-        bound = f"{'at most' if aim.at_most else 'at least'} {aim.bound:g}"
-        rows.append((aim.text, "" if figure is None else f"{figure:,g}", bound, verdict))
+        rows.append((aim.text, _figure_text(figure), aim.bound_text, verdict))
     return table(("aim", "measured", "bound", ""), rows)
 
 
@@ -378,6 +433,19 @@ def handover_tables(result: Result) -> list[str]:
     return lines
 
 
+def migration_tables(result: Result) -> list[str]:
+    lines = ["", f"The papers' delays times {result['time_scale']:g}. The whole command took {result['seconds'] / 60:.1f} "
+             "minutes."]
+    for of_paper in paper_tables(result["runs"]):
+        lines += ["", f"**{of_paper.title}.** {of_paper.note}", "", *markdown_table(of_paper)]
+    if result["handover_standing"]:
+        lines += ["", "**Hand-over against the best of the others.** Its worst column on each workload; up to 1, it is "
+                  "no worse.", "", *standing_rows(result["handover_standing"])]
+    if result["failed"]:
+        lines += ["", f"**Not measured, because they failed:** {'; '.join(result['failed'])}."]
+    return lines
+
+
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}"
 
@@ -409,5 +477,5 @@ def _figure(value: float | None, spec: str) -> str:
 TABLES: dict[str, Callable[[Result], list[str]]] = {
     "wordcount": wordcount_tables, "engines": engines_tables, "memory": memory_tables,
     "scheduler": scheduler_tables, "replanning": replanning_tables, "state": state_tables,
-    "handover": handover_tables,
+    "handover": handover_tables, "migration": migration_tables,
     **dict.fromkeys(FAULTS, faults_tables)}

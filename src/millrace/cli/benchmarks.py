@@ -109,6 +109,38 @@ def bench_handover(seconds: Annotated[float, typer.Option(help="Seconds measured
         raise MillraceError(f"not every run was exact: {faulty}")
 
 
+@bench_app.command("migration")
+def bench_migration(strategies: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Strategy to measure; may be "
+                                                                         "repeated. Unset: those of each workload's paper, "
+                                                                         "and others beside them.")] = None,
+                    workloads: Annotated[list[str] | None, typer.Option(metavar="NAME", help="linear, diamond, star, traffic, "
+                                                                        "grid, linear50 (with -in or -out for one direction), "
+                                                                        "wordcount, topn, logstream or notes; may be "
+                                                                        "repeated.")] = None,
+                    time_scale: Annotated[float | None, typer.Option(metavar="X", help="Multiplies all delays of the papers; "
+                                                                     "0.02 to 10. Unset: 0.1, or 0.05 with --quick.")] = None,
+                    quick: Annotated[bool, typer.Option(help="Few runs, to see that it works.")] = False,
+                    report: Annotated[str | None, typer.Option(metavar="DIR", help="Write the tables as Markdown, with "
+                                                               "a figure of each.")] = None,
+                    as_json: Json = False) -> None:
+    """Migrate by every published strategy; check every row.
+
+    On the workloads of the papers, with their figures beside ours.
+    """
+    from millrace.bench.migration.run import faulty_migrations, run_migration
+
+    result = run_migration(split_names(strategies), split_names(workloads), time_scale, quick, live=not as_json, report=report)
+    if as_json:
+        typer.echo(json.dumps(result))
+    if wrong := faulty_migrations(result):
+        raise MillraceError(f"not every run was exact: {wrong}")
+
+
+def split_names(values: list[str] | None) -> list[str]:
+    """The names of a repeated option, of which each value may have several between commas."""
+    return [name for value in values or [] for name in value.replace(",", " ").split()]
+
+
 @bench_app.command("engines")
 def bench_engines(quick: Annotated[bool, typer.Option(help="Small sizes, to see that it runs.")] = False,
                   only: Annotated[list[str] | None, typer.Option(metavar="PART", help="words, rescale or skew; may be "

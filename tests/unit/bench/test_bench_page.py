@@ -64,9 +64,21 @@ HANDOVER: dict[str, Any] = {
     "pause_to_rollback": 0.04, "timelines": [], "runs": [
         {**HANDED_OVER, "moved_tasks": 1, "longest_gap_ms": 40, "p99_during_ms": None}, HANDED_OVER,
         {**HANDED_OVER, "strategy": "rollback", "lost": 5, "throughput_ratio": 0.3}]}
+MIGRATED: dict[str, Any] = {
+    "strategy": "ccr", "variant": "", "workload": "grid-in", "moved_tasks": 21, "state_mb": 0, "lost": 0, "repeated": 0,
+    "replayed": 0, "drain_ms": 400.0, "rebalance_ms": 900.0, "restore_ms": 1500.0, "catchup_ms": 1700.0, "recovery_ms": None,
+    "stabilise_ms": 8000.0}
+MIGRATION: dict[str, Any] = {
+    **AT, "time_scale": 0.1, "seconds": 3000.0, "failed": {"dsm on star-in": "no luck"}, "timelines": [], "paper": [],
+    "runs": [MIGRATED, {**MIGRATED, "strategy": "dsm", "restore_ms": 9000.0}],
+    "ratios": {"dcr_ccr_lost_or_replayed": 0, "handover_to_best_other": 1.2},
+    "compared": {"ccr_capture_to_dcr_drain_linear50": None, "ccr_restore_to_dsm_grid": [1500.0, 9000.0]},
+    "handover_standing": [{"workload": "grid-in", "ratio": 1.2, "column": "catchup_ms", "strategy": "layered",
+                           "moved_tasks": 21, "state_mb": 0, "handover": 1200.0, "other": 1000.0}]}
 RESULTS: dict[str, dict[str, Any]] = {
     "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER,
-    "replanning": REPLANNING, "state": STATE, "handover": HANDOVER, **dict.fromkeys(page.FAULTS, FAULTS)}
+    "replanning": REPLANNING, "state": STATE, "handover": HANDOVER, "migration": MIGRATION,
+    **dict.fromkeys(page.FAULTS, FAULTS)}
 
 
 @pytest.fixture
@@ -209,3 +221,9 @@ def test_unknown_results_and_missing_marks_are_refused(root: Path) -> None:
 def test_without_results_the_error_names_a_command(tmp_path: Path) -> None:
     with pytest.raises(MillraceError, match="millrace bench wordcount"):
         page.newest(tmp_path)
+
+
+def test_the_page_has_the_worst_column_of_hand_over() -> None:
+    assert "| grid-in | 21 |  | catchup_ms | 1,200 | 1,000 | layered | 1.2 |" in page.migration_tables(MIGRATION)
+    [row] = [row for row in page.aims_table(RESULTS) if "in its worst column" in row]
+    assert row.endswith("| 1.2 | at most 1 | **missed** |")

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from millrace.bench.handover.figures import Case
 from millrace.bench.handover.sink_log import SinkLog, await_closed
-from millrace.bench.handover.timetable import Timetable
+from millrace.bench.handover.timetable import PRIMING, Timetable
 from millrace.bench.handover.words import SPOUTS, WordsHandedOver
 from millrace.bench.other_engines.reporting import Rule
 from millrace.bench.topology_runs import END_SECONDS, end_run, window_rates
@@ -31,6 +31,8 @@ INTERVAL_SECONDS = 1.0
 LEAD_SECONDS = 1.0  # from now to the beginning or the end of a timetable, so that every spout knows it in time
 SUSTAINED_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # of the rate at full speed, where chunks are larger
 SUSTAINED_RUNS = 2
+READY_SECONDS = 120.0  # until the state is set up and committed
+PRIMED_WORDS = SPOUTS * PRIMING * WORDS_PER_LINE
 SUSTAINED_MS = 500.0  # p99 of the worst window: beyond it the words are falling behind the timetable
 
 
@@ -57,14 +59,15 @@ def saturation(engine: ResidentEngine, scratch: Path, tasks: int, rule: Rule) ->
     return rate
 
 
-def sustained_rate(engine: ResidentEngine, scratch: Path, tasks: int, highest: float, lengths: Lengths,
+def sustained_rate(engine: ResidentEngine, scratch: Path, case: Case, highest: float, lengths: Lengths,
                    console: Console) -> float:
     """The highest of some shares of the rate at full speed at which words keep up with the timetable, in lines per second; the
     least of them if they never do. They must keep up twice, because other work on the machine comes and goes."""
     for share in SUSTAINED_SHARES:
         for _ in range(SUSTAINED_RUNS):
-            late = lateness_ms(engine, scratch, tasks, share * highest, lengths)
-            console.print(f"at {share * highest:,.0f} lines/s with {tasks} tasks of a bolt, the worst p99 is {late:,.0f} ms")
+            late = lateness_ms(engine, scratch, case, share * highest, lengths)
+            console.print(f"at {share * highest:,.0f} lines/s with {case.parallelism['count']} tasks of a bolt and "
+                          f"{case.state_mb} MB of state, the worst p99 is {late:,.0f} ms")
             if late > SUSTAINED_MS:
                 break
         else:
@@ -74,11 +77,12 @@ def sustained_rate(engine: ResidentEngine, scratch: Path, tasks: int, highest: f
     return SUSTAINED_SHARES[-1] * highest
 
 
-def lateness_ms(engine: ResidentEngine, scratch: Path, tasks: int, rate: float, lengths: Lengths) -> float:
+def lateness_ms(engine: ResidentEngine, scratch: Path, case: Case, rate: float, lengths: Lengths) -> float:
     """The p99 latency in the worst window of a run by a timetable, after its warm-up."""
     with directories(scratch) as (output, logs):
-        running = start_case(engine, Case("", tasks, 0), output, logs, rate)
+        running = start_case(engine, case, output, logs, rate)
         try:
+            await_state(engine, running)
             timetable = Timetable(time.monotonic() + LEAD_SECONDS, rate, SPOUTS)
             timetable.write(logs)
             steady = timetable.start + lengths.warm_up
@@ -96,6 +100,23 @@ def start_case(engine: ResidentEngine, case: Case, output: Path, logs: Path, rat
     if not running.wait_running():
         raise MillraceError(f"{running.name} did not start: {engine.status()['events'][-3:]}")
     return running
+
+
+def await_state(engine: ResidentEngine, running: RunningTopology) -> None:
+    """Wait until the priming lines are processed, and the state that they have set up is in a committed wave."""
+    def waves() -> int:
+        of_topology = engine.master.state.topology(WORDS_TOPOLOGY).waves
+        return of_topology.committed if of_topology is not None else 0
+
+    if not engine.master.wait_until(lambda: running.observed().total("sink", "executed") >= PRIMED_WORDS, READY_SECONDS):
+        raise MillraceError(f"the first lines were not processed within {READY_SECONDS:g} s; {last_events(engine)}")
+    begun = engine.master.call(waves)
+    if not engine.master.wait_until(lambda: waves() >= begun + 2, READY_SECONDS):  # one may have been in progress
+        raise MillraceError(f"no wave was committed within {READY_SECONDS:g} s; {last_events(engine)}")
+
+
+def last_events(engine: ResidentEngine) -> str:
+    return "last events:\n" + "\n".join(event["text"] for event in list(engine.master.events)[-10:])
 
 
 def end_in_any_case(running: RunningTopology) -> None:

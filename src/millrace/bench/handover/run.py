@@ -18,10 +18,13 @@ from rich.console import Console
 from millrace.bench.handover.capacity import (
     LEAD_SECONDS,
     MB,
+    PRIMED_WORDS,
     WORDS_TOPOLOGY,
     Lengths,
+    await_state,
     directories,
     end_in_any_case,
+    last_events,
     saturation,
     sleep_until,
     start_case,
@@ -29,7 +32,7 @@ from millrace.bench.handover.capacity import (
 )
 from millrace.bench.handover.figures import Case, Periods, parallelism_with, pause_to_rollback, run_figures, runs_table, targets
 from millrace.bench.handover.sink_log import SinkLog
-from millrace.bench.handover.timetable import PRIMING, Timetable
+from millrace.bench.handover.timetable import Timetable
 from millrace.bench.handover.watched import COUNTING, WatchedMove
 from millrace.bench.handover.words import SPOUTS
 from millrace.bench.other_engines.reporting import Rule
@@ -38,7 +41,7 @@ from millrace.bench.results import keep
 from millrace.bench.stored_counts import newest_manifest, store_of
 from millrace.bench.topology_runs import end_run
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, NODE_BY
-from millrace.control.moves import BY_HANDOVER, MOVE_STRATEGIES
+from millrace.control.moves import BY_HANDOVER, BY_ROLLBACK
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
@@ -46,16 +49,13 @@ from millrace.spark.engine import ResidentEngine, RunningTopology
 from millrace.state.task_state import stored_entries
 from millrace.workloads.audit import AuditResult, audit, true_counts
 from millrace.workloads.notes import NOTE_BYTES
-from millrace.workloads.wordcount import WORDS_PER_LINE
 
 MASTER, SLOTS = "local-cluster[2,3,700]", 4
 TASKS, STATE_MB = (1, 16), (0, 1, 10, 100)
 QUICK_TASKS, QUICK_STATE_MB = (1, 4), (0, 1)
 GROUPS = 8
 GROUPS_STATE_MB, QUICK_GROUPS_STATE_MB = 100, 1  # of the task whose key groups move
-PRIMED_WORDS = SPOUTS * PRIMING * WORDS_PER_LINE
 SHARE, QUICK_SHARE = 0.8, 0.2  # of the highest rate
-READY_SECONDS = 120.0  # until the state is set up and committed
 DRAIN_SECONDS = 300.0  # until everything that was late is processed
 SETTLE_SECONDS = 1.0  # after the last move: words that it has delayed arrive
 
@@ -68,7 +68,8 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
                  quick: bool = False) -> dict[str, Any]:
     """Returns the object of `bench handover --json`.
 
-    `saturation`: the highest rate in lines/s that the topology sustains, by the tasks of a bolt; runs have the `share` of it.
+    `saturation`: the highest rate in lines/s that the topology sustains with the largest state, by the tasks of a bolt; runs
+    have the `share` of it.
     `runs`: one for each number of `tasks` that move in one plan, each size of their state (`state_mb`, of all of them together;
     0: stateless tasks move) and each strategy. `lost`, `repeated`: words in the sinks' files, compared with the timetable;
     `replayed`: words that came to the sinks again. `longest_gap_ms`, `usual_gap_ms`: the longest time without a word at the
@@ -83,17 +84,17 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
     _check(tasks, state_mb)
     console, began = Console(stderr=not live), time.monotonic()
     lengths, share = lengths_for(seconds, quick), QUICK_SHARE if quick else SHARE
-    cases = [Case(strategy, moved, size) for moved in tasks for size in state_mb for strategy in MOVE_STRATEGIES]
+    cases = [Case(strategy, moved, size) for moved in tasks for size in state_mb for strategy in (BY_HANDOVER, BY_ROLLBACK)]
     cases.append(Case(BY_HANDOVER, 0, QUICK_GROUPS_STATE_MB if quick else GROUPS_STATE_MB, GROUPS))
     result: dict[str, Any] = {"guarantee": EXACTLY_ONCE, "master": MASTER, "slots": SLOTS, "share": share, "saturation": {},
                               "seconds_before": lengths.before, "runs": [], "timelines": [], "failed": {}}
     console.print(f"{len(cases)} runs on Spark {MASTER}, {share:.0%} of the highest rate; nothing else should run on this "
                   "machine.", markup=False)
     with scratch_directory() as scratch, _engine(scratch) as engine:
-        for of_a_bolt in dict.fromkeys(parallelism_with(case.tasks) for case in cases):
+        for of_a_bolt, largest in sorted(_largest(cases).items()):
             highest = saturation(engine, scratch, of_a_bolt, lengths.saturation)
             if not quick:
-                highest = sustained_rate(engine, scratch, of_a_bolt, highest, lengths, console)
+                highest = sustained_rate(engine, scratch, largest, highest, lengths, console)
             result["saturation"][str(of_a_bolt)] = round(highest)
             console.print(f"highest rate with {of_a_bolt} tasks of a bolt: {highest:,.0f} lines/s")
         for number, case in enumerate(cases, 1):
@@ -104,6 +105,11 @@ def run_handover(seconds: float, tasks: Sequence[int], state_mb: Sequence[int], 
     console.print(runs_table(result["runs"]))
     console.print(f"took {result['seconds'] / 60:.1f} minutes; kept in {keep('handover', result, quick)}")
     return result
+
+
+def _largest(cases: Sequence[Case]) -> dict[int, Case]:
+    """The case with the most state, by the tasks of a bolt: all of them get a rate that it sustains."""
+    return {parallelism_with(case.tasks): case for case in sorted(cases, key=lambda case: case.state_mb)}
 
 
 def _check(tasks: Sequence[int], state_mb: Sequence[int]) -> None:
@@ -165,7 +171,7 @@ def measure(engine: ResidentEngine, scratch: Path, case: Case, rate: float,
 def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Case, logs: Path, rate: float,
                      lengths: Lengths) -> tuple[Timetable, Periods, WatchedMove]:
     """Let the lines come by a timetable and move the tasks. Returns the timetable with its end."""
-    _await_state(engine, running)
+    await_state(engine, running)
     timetable = Timetable(time.monotonic() + LEAD_SECONDS, rate, SPOUTS)
     timetable.write(logs)
     steady = timetable.start + lengths.warm_up
@@ -183,19 +189,6 @@ def _move_under_load(engine: ResidentEngine, running: RunningTopology, case: Cas
     return timetable, Periods(steady, move.began, settled), move
 
 
-def _await_state(engine: ResidentEngine, running: RunningTopology) -> None:
-    """Wait until the priming lines are processed, and the state that they have set up is in a committed wave."""
-    def waves() -> int:
-        of_topology = engine.master.state.topology(WORDS_TOPOLOGY).waves
-        return of_topology.committed if of_topology is not None else 0
-
-    if not engine.master.wait_until(lambda: running.observed().total("sink", "executed") >= PRIMED_WORDS, READY_SECONDS):
-        raise MillraceError(f"the first lines were not processed within {READY_SECONDS:g} s; {_last_events(engine)}")
-    begun = engine.master.call(waves)
-    if not engine.master.wait_until(lambda: waves() >= begun + 2, READY_SECONDS):  # one may have been in progress
-        raise MillraceError(f"no wave was committed within {READY_SECONDS:g} s; {_last_events(engine)}")
-
-
 def _finish(engine: ResidentEngine, running: RunningTopology, timetable: Timetable) -> None:
     """Wait until the spouts have sent every line, and everything is processed and committed."""
     sent = timetable.positions()
@@ -206,14 +199,10 @@ def _finish(engine: ResidentEngine, running: RunningTopology, timetable: Timetab
 
     if not engine.master.wait_until(all_sent, DRAIN_SECONDS):
         raise MillraceError(f"not all lines were sent within {DRAIN_SECONDS:g} s after the end of the timetable; "
-                            f"{_last_events(engine)}")
+                            f"{last_events(engine)}")
     end_run(running)
     if running.uncommitted:
         raise MillraceError(f"not everything is committed: {running.uncommitted}")
-
-
-def _last_events(engine: ResidentEngine) -> str:
-    return "last events:\n" + "\n".join(event["text"] for event in list(engine.master.events)[-10:])
 
 
 # -- the truth ---------------------------------------------------------------------------------------------------------

@@ -18,21 +18,23 @@ FILE = "timetable.json"
 @dataclass(frozen=True, slots=True)
 class Timetable:
     """`start`: time of the first line, by the monotonic clock of the machine. `rate`: lines per second of all spout tasks,
-    which take turns; `tasks`: their number. `lines`: of each task, after the priming ones; None: the end is not known yet."""
+    which take turns; `tasks`: their number. `lines`: of each task, after the priming ones; None: the end is not known yet.
+    `priming`: lines of each task before the timetable."""
 
     start: float
     rate: float
     tasks: int
     lines: int | None = None
+    priming: int = PRIMING
 
     def due_at(self, task: int, position: int) -> float:
         """The time at which a line of a task is due."""
-        return self.start + ((position - PRIMING) * self.tasks + task) / self.rate
+        return self.start + ((position - self.priming) * self.tasks + task) / self.rate
 
     def first_not_due(self, task: int, now: float) -> int:
         """The first position of a task that is not due yet, or does not exist."""
         due = max(0, math.floor(((now - self.start) * self.rate - task) / self.tasks) + 1)
-        return PRIMING + (due if self.lines is None else min(due, self.lines))
+        return self.priming + (due if self.lines is None else min(due, self.lines))
 
     def ending(self, at: float) -> Timetable:
         """The same timetable with an end at about this time."""
@@ -42,7 +44,7 @@ class Timetable:
         """The positions that each spout task has sent when the timetable is over, by its index."""
         if self.lines is None:
             raise ValueError("the timetable has no end")
-        return dict.fromkeys(range(self.tasks), PRIMING + self.lines)
+        return dict.fromkeys(range(self.tasks), self.priming + self.lines)
 
     def write(self, directory: Path) -> None:
         unfinished = directory / f"{FILE}.part"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from millrace.control.events import Moved, Regrouped, Replanned
+from millrace.control.events import Rebalanced, Regrouped, Replanned
 from millrace.control.moves import BY_ROLLBACK, Moving
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING
@@ -64,12 +64,11 @@ class WatchedMove:
         return self._master.state.topology(self._name)
 
     def _request(self) -> None:
-        """Runs on the master's thread, so that nothing happens between the moves of a roll-back."""
+        """Runs on the master's thread, so that the plan is that of the topology."""
         topology = self._topology()
         self._epoch, self.began = topology.epoch, self._clock()
         if self._strategy == BY_ROLLBACK:
-            for task, slot in self._targets.items():
-                self._master.tell(Moved(self._name, task, slot, BY_ROLLBACK))
+            self._master.tell(Rebalanced(self._name, self._targets, BY_ROLLBACK))
             return
         if self._owners:
             self._master.tell(Regrouped(self._name, COUNTING, self._owners))

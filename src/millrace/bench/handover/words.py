@@ -12,6 +12,7 @@ from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.bench.handover.sink_log import SinkLogFile
 from millrace.bench.handover.timetable import PRIMING, Timetable
+from millrace.connectors.generator import GeneratorSpout
 from millrace.connectors.settings import setting
 from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered
 from millrace.workloads.notes import NotedBolt
@@ -20,9 +21,11 @@ SPOUTS = SINKS = 2
 LOOK_SECONDS = 0.05  # between two looks at the timetable
 
 
-class ScheduledLines(NumberedLines):
-    """Numbered lines by the timetable in the directory `log`: the priming lines at once, and the others when they are due,
-    however long an incarnation was not called. With a `rate` of 0, all lines as fast as possible."""
+class ScheduledSpout(GeneratorSpout):
+    """Base of spouts that follow the timetable in the directory `log`: the priming tuples come at once, and the others when
+    they are due, however long an incarnation was not called. With a `rate` of 0, all come as fast as possible."""
+
+    priming: ClassVar[int] = 0
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         super().initialize(storm_conf, context)
@@ -34,7 +37,13 @@ class ScheduledLines(NumberedLines):
         now = self.clock()
         if (self._timetable is None or self._timetable.lines is None) and now - self._looked >= LOOK_SECONDS:
             self._looked, self._timetable = now, Timetable.read(self._log)
-        return PRIMING if self._timetable is None else self._timetable.first_not_due(self.task_index, now)
+        return self.priming if self._timetable is None else self._timetable.first_not_due(self.task_index, now)
+
+
+class ScheduledLines(ScheduledSpout, NumberedLines):
+    """Numbered lines by a timetable."""
+
+    priming: ClassVar[int] = PRIMING
 
 
 class NotedTally(NotedBolt):
