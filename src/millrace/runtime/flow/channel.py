@@ -80,6 +80,7 @@ class Lineage(NamedTuple):
 
 
 UNTRACKED = Lineage((), 0, 0.0)
+UNPLACED = -1  # incarnation of a target that no worker has
 
 
 class Delivery:
@@ -130,12 +131,24 @@ class Inlet:
         self.consumed = 0
 
 
+class HeldChunk(NamedTuple):
+    """An encoded chunk for a target that is not placed."""
+
+    stream: int
+    body: Any
+    tuples: int
+    form: int
+    edge: int
+    lineage: Lineage
+
+
 class Channel:
     """The sending end. `full` when `window` chunks or `allowance` tuples are unconsumed: the task then waits before it runs
-    again. The receiver sets the allowance, and the tuples of a `chunk`, by its pace."""
+    again. The receiver sets the allowance, and the tuples of a `chunk`, by its pace. While the target is not placed, chunks are
+    held, so that the task can go on with what is for others."""
 
-    __slots__ = ("_mark", "_marked", "_sizes", "allowance", "chunk", "consumed", "full", "inlet", "link", "local", "owner",
-                 "seq", "slot", "target", "target_incarnation", "target_name", "tuples", "unconsumed", "window")
+    __slots__ = ("_held", "_mark", "_marked", "_sizes", "allowance", "chunk", "consumed", "full", "inlet", "link", "local",
+                 "owner", "seq", "slot", "target", "target_incarnation", "target_name", "tuples", "unconsumed", "window")
 
     def __init__(self, owner: ChannelOwner, target: int, target_incarnation: int, target_name: Any, window: int,
                  allowance: int = BOUNDLESS) -> None:
@@ -145,6 +158,7 @@ class Channel:
         self._sizes: deque[int] = deque()  # of the unconsumed chunks
         self._mark: wire.HandoverMark | None = None  # the last one sent
         self._marked = 0  # the number of the next chunk when it was sent
+        self._held: list[HeldChunk] = []
         self.link: Link | None = None
         self.slot: int | None = None
         self.local: Receiver | None = None
@@ -152,9 +166,10 @@ class Channel:
         self.full = False
 
     def succeed(self, moved: Channel) -> None:
-        """Continue where the channel to the target's previous incarnation ended: with its traffic, and with what the target
-        allows."""
+        """Continue where the channel to the target's previous incarnation ended: with its traffic, what the target allows, and
+        the chunks that it holds."""
         self.tuples, self.allowance, self.chunk = moved.tuples, moved.allowance, moved.chunk
+        self._held, moved._held = moved._held, []
 
     def credit(self, consumed: int, allowance: int, chunk: int) -> None:
         """Record that the receiver has consumed this many chunks in total, and what it allows from now on."""
@@ -191,6 +206,18 @@ class Channel:
         else:
             self._send(stream, encode_batch(batch), batch.num_rows, wire.ARROW, edge, lineage, lane)
 
+    def send_held(self) -> None:
+        """Send the chunks that were held while the target was not placed, if it is connected now."""
+        if not self._held or (self.local is None and self.link is None):
+            return
+        held, self._held = self._held, []
+        for chunk in held:
+            self.tuples -= chunk.tuples  # they were counted when they were held
+            if self.local is not None:
+                self._hand_over(*chunk, local=False)
+            else:
+                self._send(*chunk)
+
     def send_mark(self, mark: wire.WaveMark | wire.HandoverMark) -> None:
         """Send a mark behind everything sent so far, even if the channel is full."""
         form = wire.WAVE if isinstance(mark, wire.WaveMark) else wire.HANDOVER
@@ -210,11 +237,13 @@ class Channel:
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.number, owner.incarnation, self.target,
                 self.target_incarnation, self.seq, self._mark if self._marked == self.seq else None))])
 
-    def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage, lane: int = 0) -> None:
+    def _hand_over(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage, lane: int = 0,
+                   local: bool = True) -> None:
+        """Hand a chunk to a task of the same worker. `local`: its body is not encoded."""
         assert self.local is not None and self.inlet is not None
         self._count(count)
         self.inlet.next_seq = self.seq
-        self.local.deliver(Delivery(self.inlet, stream, body, count, form, True, edge, lineage, lane))
+        self.local.deliver(Delivery(self.inlet, stream, body, count, form, local, edge, lineage, lane))
 
     def _send(self, stream: int, body: Any, count: int, form: int, edge: int, lineage: Lineage, lane: int = 0) -> None:
         owner = self.owner
@@ -223,7 +252,7 @@ class Channel:
             raise EncodingError(f"{owner.name} emitted a chunk of {count} tuples and {len(body)} bytes to {self.target_name}; "
                                 f"the limit is {limit} bytes. Emit smaller values, or set wire.frame.limit.bytes.")
         seq = self._count(count)
-        if self.link is not None:  # None: the target is not placed; tracked chunks will be replayed
+        if self.link is not None:
             now, origin = owner.worker.clock.now(), lineage.origin
             header = wire.Chunk(
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.topology.epoch,
@@ -231,6 +260,8 @@ class Channel:
                 count, form, edge, list(lineage.roots), lineage.attempt, now - lineage.birth, lane,
                 now - origin if origin > 0 else origin)
             self.link.send([wire.encode(header), body])
+        elif self.target_incarnation == UNPLACED and count:
+            self._held.append(HeldChunk(stream, body, count, form, edge, lineage))
 
     def _count(self, count: int) -> int:
         seq = self.seq

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
-from millrace.runtime.flow.channel import Channel, Inlet, Lane
+from millrace.runtime.flow.channel import UNPLACED, Channel, Inlet, Lane
 from millrace.runtime.flow.links import Links
 from millrace.runtime.flow.pace import FIRST_TUPLES
 from millrace.runtime.flow.routing import ByFields, BySampledFields, make_route
@@ -73,18 +73,17 @@ class LinkWiring(Wiring):
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology
         place = run.places.get(target)
-        incarnation = place.incarnation if place is not None else -1
+        incarnation = place.incarnation if place is not None else UNPLACED
         channel = task.channels.get(number)
         if channel is None or channel.target_incarnation != incarnation:
             moved, channel = channel, Channel(task, number, incarnation, target, run.window, FIRST_TUPLES)
             if moved is not None:
                 channel.succeed(moved)
-        if place is None:
-            channel.full = True  # not placed: wait until there is a slot for it
-        elif place.slot == task.worker.slot:
+        if place is not None and place.slot == task.worker.slot:
             connect_local(channel, task, number)
-        else:
+        elif place is not None:
             channel.slot, channel.link = place.slot, self._links.to(place.slot)
+        channel.send_held()
         return channel
 
 
