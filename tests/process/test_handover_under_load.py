@@ -11,16 +11,14 @@ import pytest
 from millrace.config import LEASE
 from millrace.control.assignment import ARM, SWITCH
 from millrace.control.events import Regrouped
-from millrace.control.moves import REFRESH, RESTING, Moving
+from millrace.control.moves import REFRESH
 from millrace.model.graph import ACKER, TaskId
-from support.processes.ending import kill_and_wait
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import SECONDS, UNHURRIED, StatefulStream, assert_all_exact, assert_never_less
+from support.topologies.killed_moves import NEW, OLD, UPSTREAM, at_rest, killed_in
 
 pytestmark = pytest.mark.process
 SLOTS = 4
-COUNT = TaskId("count", 0)
-OLD, NEW, UPSTREAM = "old", "new", "upstream"
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +38,6 @@ def move(stream: StatefulStream, task: TaskId) -> None:
     slot = (stream.state.places[task].slot + 1) % SLOTS
     stream.master.move(stream.name, task, slot)
     stream.until(lambda: stream.state.places[task].slot == slot and stream.state.handover.at_rest)
-
-
-def at_rest(stream: StatefulStream) -> bool:
-    return stream.state.status == "running" and stream.state.handover.at_rest
 
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
@@ -66,35 +60,6 @@ def test_moves_without_a_fault_are_exact(cluster: ForkedCluster, tmp_path: Path,
     assert_all_exact(stream.finish_both())
 
 
-def victim_of(stream: StatefulStream, moving: Moving, role: str) -> int | None:
-    """The slot to kill: that of the old or the new incarnation, or that of a sender that is on neither; None if all are."""
-    slots = {OLD: moving.old.slot, NEW: moving.new.slot}
-    senders = {stream.state.places[task].slot for task in stream.state.graph.upstream(moving.task.component)}
-    others = sorted(senders - set(slots.values()))
-    return slots[role] if role in slots else next(iter(others), None)
-
-
-def killed_in(cluster: ForkedCluster, stream: StatefulStream, phase: str, role: str) -> int:
-    """Move a task back and forth until a worker in that role is killed in that phase of the hand-over; returns its slot."""
-    killed: list[int] = []
-
-    def act() -> bool:
-        handover, state = stream.state.handover, stream.state
-        if not killed and handover.phase == RESTING and at_rest(stream):
-            cluster.master.move(stream.name, COUNT, (state.places[COUNT].slot + 1) % SLOTS)
-        moving = handover.moving(COUNT)
-        if not killed and moving is not None and handover.phase == phase:
-            victim = victim_of(stream, moving, role)
-            if victim is not None:
-                killed.append(victim)
-                kill_and_wait(cluster.processes[victim].pid)
-        return bool(killed)
-
-    stream.until(act)
-    cluster.kill(killed[0])  # already dead: reaps the process
-    return killed[0]
-
-
 @pytest.mark.parametrize("role", [OLD, NEW, UPSTREAM])
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 def test_a_worker_is_killed_in_each_phase(cluster: ForkedCluster, tmp_path: Path, guarantee: str, role: str) -> None:
@@ -102,7 +67,8 @@ def test_a_worker_is_killed_in_each_phase(cluster: ForkedCluster, tmp_path: Path
     stream.wave()
     for phase in (ARM, REFRESH, SWITCH):
         losses, epoch = stream.state.losses, stream.state.epoch
-        victim = killed_in(cluster, stream, phase, role)
+        victim = killed_in(stream, phase, role)
+        cluster.kill(victim)  # already dead: reaps the process
         stream.until(lambda losses=losses: stream.state.losses > losses)
         assert guarantee != "exactly-once" or stream.state.epoch > epoch
         cluster.start(victim)

@@ -13,11 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.cli.main import app
+from millrace.control.assignment import ARM, SWITCH
+from millrace.control.moves import REFRESH
 from millrace.errors import NotEnoughSlots, UnknownName
 from millrace.master.requests.client import ask
 from millrace.spark.engine import ResidentEngine
 from support.processes.family import alive, executor_of
 from support.topologies.audited import StatefulStream, assert_all_exact
+from support.topologies.killed_moves import NEW, OLD, at_rest, killed_in
 
 SLOTS, CORES = 3, 6
 
@@ -119,6 +122,18 @@ def test_a_worker_that_was_restarted_is_restarted_by_spark_when_it_dies(engine: 
     stream.until(lambda: slot in engine.master.connections and engine.master.connections[slot].hello.pid != pid)
     stream.until(lambda: stream.state.losses == 1 and stream.state.status == "running")
     stream.wave(1)
+    assert_all_exact(stream.finish_both())
+
+
+def test_a_worker_is_killed_in_each_phase_of_a_hand_over(engine: ResidentEngine, stream: StatefulStream) -> None:
+    """Spark starts its process again."""
+    for phase, role in ((ARM, OLD), (REFRESH, NEW), (SWITCH, OLD), (SWITCH, NEW)):
+        losses = stream.state.losses
+        victim = killed_in(stream, phase, role)
+        stream.until(lambda losses=losses: stream.state.losses > losses)
+        stream.until(lambda victim=victim: victim in engine.master.state.workers and at_rest(stream))
+        stream.wave(1)
+    stream.advance(100)  # spouts that were restarted pass what was sent before
     assert_all_exact(stream.finish_both())
 
 
