@@ -89,7 +89,7 @@ def test_the_continuous_integration_requires_servers(monkeypatch: pytest.MonkeyP
     assert "./millrace test --require-servers" in (ROOT / ".ci" / "run").read_text().splitlines()
     steps: list[tuple[list[str], str | None]] = []
     monkeypatch.setattr(testing, "_run", lambda step, root, environment: steps.append(
-        (step[1:], environment.get("MILLRACE_TEST_SERVERS"))) or 0)
+        (step[1:], environment.get("MILLRACE_TEST_SERVERS"))) or int(environment["PYTHONHASHSEED"]))
     monkeypatch.delenv("MILLRACE_TEST_SERVERS", raising=False)
     assert testing.run_tests([], install=False, require_servers=True) == 0
     assert [step[:2] for step, _ in steps] == [["-m", "ruff"], ["-m", "mypy"], ["-m", "pytest"]]

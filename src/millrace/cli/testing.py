@@ -14,6 +14,7 @@ from millrace.checkout import project_root
 
 # Tests wait for processes most of the time: two files at once cost little. tests/support/order.py has the order of files.
 WHOLE_SUITE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+HASH_SEED = "0"  # as on Spark's executors
 NO_TESTS_COLLECTED = 5  # exit code of pytest
 
 
@@ -29,7 +30,9 @@ def run_tests(arguments: list[str], install: bool = True, require_servers: bool 
     pytest = [sys.executable, "-m", "pytest", *(arguments or WHOLE_SUITE)]
     steps = [pytest] if arguments else [[sys.executable, "-m", "ruff", "check", "."],
                                         [sys.executable, "-m", "mypy"], pytest]
-    environment = {**os.environ, **({"MILLRACE_TEST_SERVERS": "required"} if require_servers else {})}
+    # With one hash seed, sets have the same order in every run: what happens on the virtual clock is due to the code alone.
+    environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED,
+                   **({"MILLRACE_TEST_SERVERS": "required"} if require_servers else {})}
     for step in steps:
         print("$", " ".join(["python", *step[1:]]), flush=True)
         code = _run(step, root, environment)
