@@ -114,7 +114,7 @@ def test_the_output_is_stable_again_after_a_standstill(silent: int, surplus: int
     first = int(BEGAN / BUCKET_SECONDS) - 200
     buckets = [Bucket(first + at, count) for at, count in enumerate(per_bucket) if count]
     until = (first + len(per_bucket)) * BUCKET_SECONDS
-    for seconds in (1.0, 10.0):
+    for seconds in (3.0, 10.0):
         found = metrics_of(migration(True, False), buckets, until, seconds).stabilise_ms
         assert found is not None and abs(found - stable) <= 500, "a fifth of a slice may be silent"
     assert metrics_of(migration(True, False), buckets, until, 1000.0).stabilise_ms is None, "that has not passed yet"
@@ -133,3 +133,16 @@ def test_workers_with_other_clocks_tell_the_same(left: list[Left], ahead: float)
     assert min((bucket.entered for bucket in log.buckets()), default=inf) == pytest.approx(entered)
     assert sum(bucket.replayed for bucket in log.buckets()) == sum(each.replayed in ("acks", "rewound") for each in left)
     assert sum(bucket.rewound for bucket in log.buckets()) == sum(each.replayed == "rewound" for each in left)
+
+
+def test_a_stream_is_stable_whose_tuples_come_together_after_a_migration() -> None:
+    """The rate is the same, although a short slice now has many tuples or few."""
+    apart = [(number * 0.03125, 1) for number in range(320)]
+    together = [(10.0 + number * 0.125 + (0.03 if number % 7 == 3 else 0.0), 4) for number in range(160)]
+    first = int(BEGAN / BUCKET_SECONDS) - 200
+    counts: dict[int, int] = {}
+    for at, tuples in [*apart, *together]:
+        number = first + int(at / BUCKET_SECONDS)
+        counts[number] = counts.get(number, 0) + tuples
+    buckets = [Bucket(number, count) for number, count in sorted(counts.items())]
+    assert metrics_of(migration(True, False), buckets, UNTIL, 6.0).stabilise_ms == 0.0

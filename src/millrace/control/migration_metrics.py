@@ -13,7 +13,6 @@ from math import ceil, inf
 
 from millrace.control.migrations import (
     BUCKET_SECONDS,
-    SLICE_BUCKETS,
     Bucket,
     Migration,
     Span,
@@ -27,7 +26,9 @@ from millrace.control.migrations import (
 
 STABLE_SECONDS = 60.0  # that the output rate must stay near the rate before
 TOLERANCE = 0.2 + 1e-9  # share of the rate before by which it may differ; with what rounding adds
-SLICES = 60  # least number of rates that are measured, one after the other, in that time
+SLICE_SECONDS = 1.0  # least length of the slices of that time in which the rate is measured: a stream of 8 tuples/s may come
+# one by one before a migration and two by two after it, and in half a second that would look like another rate
+SLICES = 60  # into which that time is divided, unless they would be too short
 SLICE_TUPLES = 10  # least number of tuples in each: one more or less is no change of the rate
 SLICE_GAPS = 10  # the same for usual gaps in the output
 
@@ -105,7 +106,7 @@ def _ms_stable(buckets: Sequence[Bucket], migration: Migration, until: float, se
         return None
     window = max(1, round(seconds / BUCKET_SECONDS))
     usual = usual_gap(buckets, before, Span(before.last + 1, before.last + 1)) or 0.0
-    length = max(SLICE_BUCKETS, window / SLICES, SLICE_TUPLES / expected / BUCKET_SECONDS, SLICE_GAPS * usual / BUCKET_SECONDS)
+    length = max(SLICE_SECONDS, seconds / SLICES, SLICE_TUPLES / expected, SLICE_GAPS * usual) / BUCKET_SECONDS
     first = stable_from(buckets, Span(bucket_of(began), bucket_of(until) - 1), expected, window, min(window, ceil(length)),
                         bucket_of(migration.ended))
     return None if first is None else in_ms(max(0.0, first * BUCKET_SECONDS - began))

@@ -10,7 +10,7 @@ from typing import Any
 from millrace.bench.handover.capacity import LEAD_SECONDS, MB, directories, end_in_any_case, sleep_until
 from millrace.bench.handover.timetable import Timetable
 from millrace.bench.migration.arrivals import LoggedArrivals
-from millrace.bench.migration.cases import KEYED, PAPERS_DELAYS, REDEPLOYED, Delays, MigrationCase
+from millrace.bench.migration.cases import KEYED, REDEPLOYED, Delays, MigrationCase
 from millrace.bench.migration.figures import MigrationSpan, RunFigures, migration_figures
 from millrace.bench.migration.places import SLOTS, places_after, places_before
 from millrace.bench.topology_runs import end_run
@@ -36,10 +36,9 @@ Timeline = list[dict[str, Any]]
 
 def measure(engine: ResidentEngine, scratch: Path, case: MigrationCase, delays: Delays,
             redeployments: int) -> tuple[RunFigures, Timeline]:
-    """The figures of a case and its timeline. `redeployments`: in the experiments with several, unless they have the papers'
-    own delays, which take long."""
+    """The figures of a case and its timeline. `redeployments`: in the experiments with several."""
     _await_workers(engine)
-    delays, redeployments = delays.of(case), 1 if case.variant == PAPERS_DELAYS else redeployments
+    delays = delays.of(case)
     with directories(scratch) as (output, logs):
         running = engine.submit(case.workload.topology, MEASURED_TOPOLOGY, topology_config(case, delays, output, logs),
                                 resume=False)

@@ -61,9 +61,11 @@ def pairs_of(runs: Iterable[RunFigures]) -> dict[str, FigurePair | None]:
         "dcr_restore_to_dsm": index.worst_pair("restore_ms", "dcr", "dsm", dataflows),
         "ccr_restore_to_dsm": index.worst_pair("restore_ms", "ccr", "dsm", dataflows),
         "ccr_restore_to_dsm_grid": index.worst_pair("restore_ms", "ccr", "dsm", grids),
+        "ccr_restore_to_dsm_grid_scale_1": index.pair("restore_ms", "ccr", "dsm", "grid-out",
+                                                      variants=(PAPERS_DELAYS, PAPERS_DELAYS)),
         "nstorm_degradation_to_storm*": index.pair(serious, "nstorm", "storm*", "wordcount", 1),
-        "nstorm_degradation_to_storm*_scale_1": index.pair(serious, "nstorm", "storm*", "wordcount", 1,
-                                                           (PAPERS_DELAYS, PAPERS_DELAYS)),
+        # storm* has no delays, so a scale changes nothing for it
+        "nstorm_degradation_to_storm*_scale_1": index.pair(serious, "nstorm", "storm*", "wordcount", 1, (PAPERS_DELAYS, "")),
         "nstorm+_degradation_to_nstorm": index.pair(serious, "nstorm+", "nstorm", "wordcount", 16),
         "nstorm+_degradation_to_nstorm_long_cycles": index.pair(serious, "nstorm+", "nstorm", "wordcount", 16,
                                                                 (SAME_CYCLES, "")),

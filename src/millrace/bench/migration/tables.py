@@ -77,7 +77,7 @@ def _long(index: RunIndex) -> PaperTable:
 
 
 def _phases(name: str, title: str, runs: Sequence[RunFigures]) -> PaperTable:
-    rows = tuple((run["workload"], run["strategy"], *(
+    rows = tuple((run["workload"], row_name(run["strategy"], run["variant"]), *(
         _cell(figure_of(run, metric), published(run["strategy"], run["workload"], metric), _unit(metric))
         for metric in PHASE_COLUMNS)) for run in runs)
     return PaperTable(name, title, THEIRS, ("dataflow", "strategy"), PHASE_COLUMNS, tuple(runs), rows)

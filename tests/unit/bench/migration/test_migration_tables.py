@@ -147,7 +147,8 @@ def test_ratios_between_strategies() -> None:
     assert ratios["dcr_ccr_lost_or_replayed"] == 0 and ratios["ccr_capture_to_dcr_drain_linear50"] == 0.12
     assert (ratios["ccr_restore_to_dsm_grid"], ratios["dcr_restore_to_dsm"]) == (0.167, 0.444)
     assert 0 < (ratios["nstorm_degradation_to_storm*"] or 0) < 0.1 and ratios["nstorm+_degradation_to_nstorm"] == 1.0
-    assert ratios["nstorm+_degradation_to_nstorm_long_cycles"] == 1.0 and ratios["nstorm_degradation_to_storm*_scale_1"] is None
+    assert ratios["nstorm+_degradation_to_nstorm_long_cycles"] == ratios["nstorm_degradation_to_storm*_scale_1"] == 1.0
+    assert ratios["ccr_restore_to_dsm_grid_scale_1"] is None
     assert ratios["ccr_capture_linear50_to_linear"] is ratios["handover_to_best_other"] is None
     assert set(ratios_of([]).values()) == set(pairs_of([]).values()) == {None}
 
