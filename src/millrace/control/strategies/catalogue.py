@@ -34,6 +34,7 @@ from millrace.control.strategies.steps import (
     Replace,
     Restart,
     Step,
+    Until,
 )
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
@@ -116,24 +117,26 @@ def _layered(change: PlacementChange, parameters: Parameters) -> list[Step]:
 
 def _read_after(change: PlacementChange, slot: int, parameters: Parameters) -> float:
     """Seconds until the worker in a slot reads a new plan: its node's agent reads it once in a cycle, and the worker reads what
-    the agent has written once in another. Nodes and slots are somewhere in their cycles."""
+    the agent has written once in another. Agents and workers do so one after the other, spread over a cycle."""
     nodes = sorted(set(change.nodes.values()))
     agent = nodes.index(change.nodes[slot]) if slot in change.nodes else 0
-    return parameters["supervisor_cycle"] * _somewhere(agent + 1) + parameters["worker_cycle"] * _somewhere(slot + 1)
+    written = _until_turn(agent, parameters["supervisor_cycle"], change.at)
+    return written + _until_turn(slot, parameters["worker_cycle"], change.at + written)
 
 
-def _somewhere(number: int) -> float:
-    """A number between 0 and 1, spread evenly over any count of them."""
-    return number * 0.6180339887498949 % 1.0
+def _until_turn(number: int, cycle: float, at: float) -> float:
+    """Seconds from a time until the next turn of an agent or worker in its cycle. Turns are spread evenly over the cycle, for
+    any count of numbers."""
+    return ((number + 1) * 0.6180339887498949 * cycle - at) % cycle if cycle else 0.0
 
 
 def _spaced(timed: Iterable[tuple[float, Step]]) -> list[Step]:
-    """The steps with the delays between them."""
+    """The steps, each at its time."""
     steps: list[Step] = []
     before = 0.0
     for at, step in timed:
         if at > before:
-            steps.append(Delay(at - before))
+            steps.append(Until(at))
         steps.append(step)
         before = at
     return steps
@@ -210,3 +213,19 @@ def check_allowed(strategy: Strategy, change: PlacementChange, steps: Collection
         if slot in restarted and not graph.movable(task) and guarantee != AT_MOST_ONCE:
             raise TopologyError(f"{strategy.name} restarts worker {slot} with {task}, which would lose tuples of {name!r}: "
                                 f"{graph.why_fixed(task)}. Use handover")
+    fixed = [spout.name for spout in graph.spouts if not spout.movable]
+    if fixed and guarantee != AT_MOST_ONCE and (behind := _behind(change, steps)):
+        raise TopologyError(f"{strategy.name} lets {behind[0]} go back to the state of a wave, and the source of {fixed[0]!r} "
+                            "cannot be replayed from there: the state would lack tuples. Use handover, dcr or layered, or "
+                            "derive the spout from ReplayableSpout")
+
+
+def _behind(change: PlacementChange, steps: Collection[Step]) -> list[TaskId]:
+    """The tasks with state that may go back to a wave after which tuples were processed."""
+    if any(isinstance(step, Checkpoint) and step.drains for step in steps):
+        return []
+    restarted = {slot for step in steps if isinstance(step, Replace) for slot in step.restart}
+    ended = {task for step in steps if isinstance(step, Replace) or (isinstance(step, HandOver) and step.limit is not None)
+             for task in step.moves}
+    ended.update(task for task, slot in change.before.items() if slot in restarted)
+    return sorted(task for task in ended if task.component != ACKER and change.graph.component(task.component).stateful)
