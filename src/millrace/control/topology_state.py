@@ -93,6 +93,15 @@ class TopologyState:
         return Plan(self.version, {task: place.slot for task, place in self.places.items()}, self.key_groups)
 
     @property
+    def slots(self) -> frozenset[int]:
+        """The slots that have tasks of it, or are to get some."""
+        migrating = self.migration
+        return frozenset({*(place.slot for place in self.places.values()),
+                          *(moving.new.slot for moving in self.handover.batch),
+                          *(wanted.slot for wanted in self.handover.waiting.values()),
+                          *((*migrating.moves.values(), *migrating.removed.values()) if migrating is not None else ())})
+
+    @property
     def active(self) -> bool:
         return self.status == RUNNING and not self.spouts_wait and not self.resting and not self.held_back
 

@@ -134,7 +134,7 @@ def test_a_worker_that_has_tasks_of_another_topology(strategy: str) -> None:
     event = Rebalanced("exact", elsewhere(cluster, TALLY), strategy, QUICK.get(strategy, {}))
     if strategy in ("storm", "storm*", "dsm", "dcr", "ccr"):
         refused(cluster, event, TopologyError,
-                r"worker \d would be restarted, and it also has tasks of 'atleast': use a strategy that restarts no worker")
+                r"worker \d would be restarted, and it also has, or gets, tasks of 'atleast': use a strategy that restarts no")
     else:
         cluster.tell(event)
         assert elsewhere_in(cluster, event.placement)
@@ -190,3 +190,19 @@ def test_a_placement_that_is_in_force_already() -> None:
     cluster.tell(Rebalanced("exact", {TALLY: before[TALLY]}, "storm"))
     assert cluster.said[-1] == "exact: every task is already where it is wanted"
     assert cluster.where("exact") == before and cluster.master.topologies["exact"].migration is None
+
+
+def test_a_worker_that_is_to_get_a_task_of_another_topology() -> None:
+    """The move of the other one is not cut short."""
+    cluster = LocalCluster(3, nodes=3)
+    for name, slot in (("stateless", 0), ("other", 2)):
+        cluster.submit(Stateless, name=name, config={"limit": 600, "rate": 100.0})
+        state = cluster.master.topologies[name]
+        cluster.run_until(lambda state=state: state.status == "running")
+        cluster.tell(Rebalanced(name, dict.fromkeys(state.places, slot)))
+        cluster.run_until(lambda state=state: state.migration is None)
+    cluster.deaf.add(1)  # it does not hear of the move, which therefore stays where it is
+    cluster.tell(Moved("other", TaskId("through", 0), 1))
+    assert cluster.master.topologies["other"].handover.batch
+    refused(cluster, Rebalanced("stateless", {TaskId("through", 0): 1}, "storm*"), TopologyError,
+            "worker 1 would be restarted, and it also has, or gets, tasks of 'other'")

@@ -46,8 +46,8 @@ def test_for_a_while_at_least_once(strategy: str, step: int, fault: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [FAILS, HANGS])
-@pytest.mark.parametrize("topology", [Moved, MovedAtLeast])
-@pytest.mark.parametrize(("strategy", "step"), [each for each in each_step(Moved) if each[0] != "ccr"])
+@pytest.mark.parametrize(("topology", "strategy", "step"), [(topology, *each) for topology in (Moved, MovedAtLeast)
+                                                            for each in each_step(topology)])
 def test_for_long(topology: Any, strategy: str, step: int, fault: str) -> None:
     check(topology, strategy, step, fault, 15.0)
 

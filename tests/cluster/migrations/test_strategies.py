@@ -98,7 +98,7 @@ def test_a_topology_that_comes_to_a_worker_is_not_restarted_with_it() -> None:
     cluster.submit(Stateless)
     cluster.run_until(lambda: cluster.master.topologies["exact"].migration is None)
     record = cluster.migrations.past("exact")[-1]
-    assert record["outcome"] == "cancelled" and "it also has tasks of 'stateless'" in record["reason"], record
+    assert record["outcome"] == "cancelled" and "it also has, or gets, tasks of 'stateless'" in record["reason"], record
     assert cluster.master.topologies["stateless"].losses == 0
     cluster.stop("stateless", 0.0)
     finish(cluster)

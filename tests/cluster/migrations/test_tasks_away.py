@@ -11,7 +11,7 @@ from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
 from millrace.config import CHANNEL_SECONDS, CHANNEL_WINDOW
 from millrace.control.events import Rebalanced
-from millrace.control.strategies.steps import Delay, Remove
+from millrace.control.strategies.steps import Remove, Until
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
@@ -19,7 +19,7 @@ from support.migrations.runs import PlainNumbers, Rows
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 MOVED = TaskId("passed", 1)
-FIRST, LAST = 4, 2  # the workers that read a plan first and last
+FIRST, LAST = 4, 2  # the workers that read a plan first and last, at the beginning of their cycles
 CYCLES = {"supervisor_cycle": 2.0, "worker_cycle": 0.5}
 WIDE = {CHANNEL_WINDOW.key: 4096, CHANNEL_SECONDS.key: 60.0}
 
@@ -46,6 +46,7 @@ class AwayRun:
         self.cluster.tell(Rebalanced("away", {TaskId("numbers", 0): LAST if to_sender else 0, MOVED: FIRST}))
         self.cluster.run_until(lambda: self.state.migration is None and self.state.handover.at_rest)
         self.cluster.run(0.5)
+        self.cluster.master._migrations.cycles_began = self.cluster.clock.now()
         self.cluster.tell(Rebalanced("away", {MOVED: LAST}, "nstorm", CYCLES))
 
     @property
@@ -54,7 +55,7 @@ class AwayRun:
 
     def until_away(self) -> None:
         removed = next(number for number, step in enumerate(self.steps) if isinstance(step, Remove))
-        assert isinstance(self.steps[removed + 1], Delay)
+        assert isinstance(self.steps[removed + 1], Until)
         self.cluster.run_until(lambda: self.state.migration is None or self.state.migration.at > removed)
         assert MOVED not in self.state.places
         self.cluster.run(0.1)  # what it had sent has arrived

@@ -38,9 +38,10 @@ def pids(cluster: ForkedCluster) -> dict[int, int]:
     return {slot: connection.hello.pid for slot, connection in dict(cluster.master.connections).items()}
 
 
-def migrate(cluster: ForkedCluster, stream: StatefulStream, strategy: str) -> dict[str, Any]:
-    """Move every task to the next slot; returns the record."""
-    placement = shifted(stream)
+def migrate(cluster: ForkedCluster, stream: StatefulStream, strategy: str,
+            placement: dict[TaskId, int] | None = None) -> dict[str, Any]:
+    """Move these tasks, or every task to the next slot; returns the record."""
+    placement = placement or shifted(stream)
     cluster.master.rebalance(stream.name, placement, strategy, QUICK.get(strategy))
     stream.until(lambda: stream.state.migration is None)
     [record] = [row for row in cluster.master.past_migrations(stream.name) if row["strategy"] == strategy]
@@ -69,6 +70,20 @@ def test_exactly_once(cluster: ForkedCluster, tmp_path: Path, strategy: str) -> 
         assert not set(before.values()) & set(after.values()) and not any(map(alive, before.values()))
     else:
         assert after == before
+    stream.wave(1)
+    assert_all_exact(stream.finish_both())
+
+
+def test_tstorm_restarts_a_worker_that_it_has_emptied(cluster: ForkedCluster, tmp_path: Path) -> None:
+    stream = StatefulStream(cluster.master, tmp_path, "by tstorm", rate=500)
+    stream.wave(1)
+    before, emptied = pids(cluster), 0
+    placement = {task: 1 + number % 2 for number, (task, slot) in enumerate(sorted(stream.state.plan.placement.items()))
+                 if slot == emptied}
+    record = migrate(cluster, stream, "tstorm", placement)
+    after = pids(cluster)
+    assert record["new_pids"] == [after[emptied]] and not alive(before.pop(emptied))
+    assert before.items() <= after.items(), "the others were not touched"
     stream.wave(1)
     assert_all_exact(stream.finish_both())
 

@@ -30,6 +30,7 @@ from millrace.control.strategies.steps import (
     Replace,
     Restart,
     Step,
+    Until,
 )
 from millrace.control.strategies.under_way import MigrationUnderWay
 from millrace.model.graph import ACKER, TaskId, graph_of
@@ -104,7 +105,7 @@ class StatelessAtMost(Topology):
 
 PLAN = "plan"  # is not lost, but reaches a worker late
 MESSAGES: dict[type[Any], tuple[Any, ...]] = {  # those that a step needs, by its type
-    Hold: (PLAN,), Release: (PLAN,), Delay: (), Checkpoint: (wire.Wave, wire.Waved), Remove: (PLAN,),
+    Hold: (PLAN,), Release: (PLAN,), Delay: (), Until: (), Checkpoint: (wire.Wave, wire.Waved), Remove: (PLAN,),
     Replace: (PLAN, wire.Wave, wire.Waved), HandOver: (PLAN, wire.Armed, wire.Taken, watched.STATE, watched.MOVE),
     Restart: (wire.Stop, wire.Bye)}
 
@@ -182,6 +183,7 @@ class MigrationRun:
 
     def begin(self) -> None:
         assert not any(task.component.exhausted for task in tasks(self.cluster, "numbers")), "the stream runs"
+        self.cluster.master._migrations.cycles_began = self.cluster.clock.now()  # as for `steps_for`
         self.cluster.tell(Rebalanced(self.name, MOVES, self.strategy, QUICK.get(self.strategy, {})))
 
     def until_step(self, number: int, later: int = 0) -> None:

@@ -31,6 +31,7 @@ from millrace.control.strategies.steps import (
     Replace,
     Restart,
     Step,
+    Until,
 )
 from millrace.control.strategies.under_way import MigrationUnderWay
 from millrace.control.topology_state import TopologyState
@@ -82,11 +83,12 @@ class MigratedTopologies(Protocol):
 
 
 class MigrationControl:
-    """Every method returns the commands to carry out. `now` is the time of the last event."""
+    """Every method returns the commands to carry out. `now` is the time of the last event, `cycles_began` that when the cycles
+    began in which N-Storm's workers read plans."""
 
     def __init__(self, master: MigratedTopologies, handovers: HandoverControl, slots: SlotControl) -> None:
         self._master, self._handovers, self._slots = master, handovers, slots
-        self.now = 0.0
+        self.now = self.cycles_began = 0.0
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class MigrationControl:
         self._check(topology, event)
         before = {task: place.slot for task, place in topology.places.items()}
         nodes = {slot: worker.node.name for slot, worker in self._master.workers.items()}
-        change = PlacementChange(topology.graph, before, {**before, **event.placement}, nodes)
+        change = PlacementChange(topology.graph, before, {**before, **event.placement}, nodes, self.now - self.cycles_began)
         steps = steps_of(event.strategy, change, event.parameters)
         if change.moves:
             self._check_alone(topology, steps)
@@ -151,11 +153,8 @@ class MigrationControl:
     def _shared(self, topology: TopologyState, restarted: Collection[int]) -> str:
         """The reason why these workers cannot be restarted for the topology; empty if no other one uses them."""
         for other in self._master.topologies.values():
-            used = {place.slot for place in other.places.values()}
-            if other.migration is not None:
-                used = used.union(other.migration.moves.values(), other.migration.removed.values())
-            if other is not topology and (shared := sorted(used.intersection(restarted))):
-                return f"worker {shared[0]} would be restarted, and it also has tasks of {other.graph.name!r}"
+            if other is not topology and (shared := sorted(other.slots.intersection(restarted))):
+                return f"worker {shared[0]} would be restarted, and it also has, or gets, tasks of {other.graph.name!r}"
         return ""
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -236,8 +235,7 @@ class MigrationControl:
                 topology.handover.cold, topology.handover.limit = cold, limit
                 return self._handovers.request(topology, self._away(topology, moves), migration.cause)
             case Restart(slots):
-                busy = {place.slot for other in self._master.topologies.values() for place in other.places.values()}
-                return self._restart(migration, slots - busy)
+                return self._restart(migration, slots.difference(*(each.slots for each in self._master.topologies.values())))
         return []
 
     def _finish(self, topology: TopologyState, migration: MigrationUnderWay) -> tuple[bool, list[Command]]:
@@ -250,6 +248,8 @@ class MigrationControl:
                 return self._all_at(topology, migration.revision), []
             case Delay(seconds):
                 return self.now - migration.since >= seconds, []
+            case Until(seconds):
+                return self.now - migration.began >= seconds, []
             case Checkpoint():
                 return self._checkpoint(topology, migration)
             case Replace():

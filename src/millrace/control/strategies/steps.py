@@ -29,6 +29,13 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class Until:
+    """Wait until so many seconds have passed since the request."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Commit a wave. `drains`: nothing is in flight after it. If it captures, every task takes part at once, and saves its
     input instead of processing it."""
@@ -72,16 +79,18 @@ class Restart:
     slots: frozenset[int]
 
 
-Step = Hold | Release | Delay | Checkpoint | Remove | Replace | HandOver | Restart
+Step = Hold | Release | Delay | Until | Checkpoint | Remove | Replace | HandOver | Restart
 
 
 class PlacementChange(NamedTuple):
-    """A change of placement. `before`, `after`: the slot of every task; `nodes`: slot -> node."""
+    """A change of placement. `before`, `after`: the slot of every task; `nodes`: slot -> node. `at`: the time of the request,
+    in seconds since the cycles began in which N-Storm's workers read plans."""
 
     graph: TopologyGraph
     before: Mapping[TaskId, int]
     after: Mapping[TaskId, int]
     nodes: Mapping[int, str]
+    at: float = 0.0
 
     @property
     def moves(self) -> dict[TaskId, int]:

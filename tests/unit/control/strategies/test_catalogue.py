@@ -26,6 +26,7 @@ from millrace.control.strategies.steps import (
     Replace,
     Restart,
     Step,
+    Until,
 )
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph, graph_of
@@ -133,14 +134,27 @@ def test_delays_are_those_of_the_parameters(data: st.DataObject) -> None:
     for name in ("storm", "tstorm", "nstorm", "nstorm+"):
         chosen = parameters_of(data.draw, name)
         known = {**STRATEGIES[name].parameters, **chosen}
-        delays = [step.seconds for step in steps_of(name, change, chosen) if isinstance(step, Delay)]
+        steps = steps_of(name, change, chosen)
+        delays = [step.seconds for step in steps if isinstance(step, Delay)]
+        times = [step.seconds for step in steps if isinstance(step, Until)]
         assert all(seconds >= 0 for seconds in delays)
         if name == "storm":
             assert delays == [known["message_timeout"]]
         elif name == "tstorm":
             assert sum(delays) == pytest.approx(max(known["spout_delay"], known["shutdown_delay"]))
         else:
-            assert sum(delays) <= known["supervisor_cycle"] + known["worker_cycle"]
+            assert not delays and times == sorted(set(times))
+            assert all(0 < at <= known["supervisor_cycle"] + known["worker_cycle"] for at in times)
+
+
+def test_whether_nstorm_stops_a_task_depends_on_the_time_of_the_request() -> None:
+    """It stops if its old worker reads the plan before its new one, whichever way it moves."""
+    graph = graph_of(type("Two", (Topology,), {"spout": PlainNumbers.spec()}))
+    task, nodes = TaskId("spout", 0), {0: "node0", 1: "node1"}
+    for old, new in ((0, 1), (1, 0)):
+        steps = [steps_of("nstorm", PlacementChange(graph, {task: old}, {task: new}, nodes, float(at)), {}) for at in range(30)]
+        stops = [any(isinstance(step, Remove) for step in each) for each in steps]
+        assert 5 < sum(stops) < 25
 
 
 @given(changes())
