@@ -15,9 +15,10 @@ from millrace.bench.migration.measured import (
     MeasuredTopN,
     MeasuredWordCount,
 )
-from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE
 from millrace.control.strategies.catalogue import STRATEGIES, strategy_named
 from millrace.errors import BadParameter, UnknownName
+from millrace.model.graph import graph_of
 from millrace.workloads.audit import AuditResult, audit
 from millrace.workloads.dataflows.shapes import (
     DATAFLOWS,
@@ -241,7 +242,18 @@ def chosen_cases(strategies: Sequence[str] = (), workloads: Sequence[str] = (), 
     if not cases:
         raise BadParameter(f"--strategies {' '.join(strategies)}: no workload runs with them by default; name some with "
                            "--workloads")
+    for case in cases:
+        _check_waves(case)
     return cases
+
+
+def _check_waves(case: MigrationCase) -> None:
+    """Raise `BadParameter` if the strategy needs waves, and the workload takes none."""
+    graph = graph_of(case.workload.topology, config={GUARANTEE.key: case.guarantee})
+    if STRATEGIES[case.strategy].needs_waves and not graph.waves:
+        known = ", ".join(name for name, workload in WORKLOADS.items() if case.strategy in OF_KIND[workload.kind])
+        raise BadParameter(f"--strategies {case.strategy}: it restores the state of a wave, and {case.workload.name} keeps no "
+                           f"state; name other --workloads: {known}")
 
 
 def _strategies_on(workload: Workload, strategies: Sequence[str], named: bool, quick: bool) -> list[str]:

@@ -26,6 +26,7 @@ from millrace.spark.engine import ResidentEngine
 
 MASTER = "local-cluster[2,5,700]"
 REDEPLOYMENTS, QUICK_REDEPLOYMENTS = 3, 2
+INTERRUPTED = "migration-interrupted"  # name of a result that no page shows
 
 
 def run_migration(strategies: Sequence[str] = (), workloads: Sequence[str] = (), time_scale: float | None = None,
@@ -45,10 +46,14 @@ def run_migration(strategies: Sequence[str] = (), workloads: Sequence[str] = (),
     console.print(f"{len(cases)} runs on Spark {MASTER}, the papers' delays times {delays.scale:g}; nothing else should run on "
                   "this machine.", markup=False)
     with scratch_directory() as scratch, _engine(scratch, delays) as engine:
-        started = time.monotonic()
-        for number, case in enumerate(cases, 1):
-            console.print(progress(number, len(cases), time.monotonic() - started, case), markup=False)
-            _measure_or_note(engine, scratch, case, delays, QUICK_REDEPLOYMENTS if quick else REDEPLOYMENTS, result, console)
+        started, redeployments = time.monotonic(), QUICK_REDEPLOYMENTS if quick else REDEPLOYMENTS
+        try:
+            for number, case in enumerate(cases, 1):
+                console.print(progress(number, len(cases), time.monotonic() - started, case), markup=False)
+                _measure_or_note(engine, scratch, case, delays, redeployments, result, console)
+        except KeyboardInterrupt:
+            console.print(f"interrupted: the runs so far are kept in {keep(INTERRUPTED, result, quick)}", markup=False)
+            raise
     standings = worst_of_handover(result["runs"])
     result["compared"], result["ratios"] = pairs_of(result["runs"]), ratios_of(result["runs"])
     result["handover_standing"] = [each.to_json() for each in standings]

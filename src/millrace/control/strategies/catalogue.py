@@ -213,11 +213,11 @@ def check_allowed(strategy: Strategy, change: PlacementChange, steps: Collection
         if slot in restarted and not graph.movable(task) and guarantee != AT_MOST_ONCE:
             raise TopologyError(f"{strategy.name} restarts worker {slot} with {task}, which would lose tuples of {name!r}: "
                                 f"{graph.why_fixed(task)}. Use handover")
-    fixed = [spout.name for spout in graph.spouts if not spout.movable]
-    if fixed and guarantee != AT_MOST_ONCE and (behind := _behind(change, steps)):
-        raise TopologyError(f"{strategy.name} lets {behind[0]} go back to the state of a wave, and the source of {fixed[0]!r} "
-                            "cannot be replayed from there: the state would lack tuples. Use handover, dcr or layered, or "
-                            "derive the spout from ReplayableSpout")
+    forward = [spout.name for spout in graph.spouts if not spout.movable]
+    if forward and guarantee != AT_MOST_ONCE and (behind := _behind(change, steps)):
+        raise TopologyError(f"{strategy.name} lets {behind[0]} go back to the state of a wave, and the source of "
+                            f"{forward[0]!r} cannot be replayed from there: the state would lack tuples. Use handover, dcr or "
+                            "layered, or derive the spout from ReplayableSpout")
 
 
 def _behind(change: PlacementChange, steps: Collection[Step]) -> list[TaskId]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -136,6 +138,33 @@ def test_strategies_without_a_workload_are_refused() -> None:
 
 
 # -- delays ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["dsm", "dcr", "rollback"])
+def test_strategies_that_need_waves_are_refused_for_a_workload_without_state(strategy: str) -> None:
+    with pytest.raises(BadParameter, match=f"{strategy}: it restores the state of a wave, and wordcount keeps no state; name "
+                                           "other --workloads: linear-in"):
+        chosen_cases([strategy], ["grid", "wordcount"])
+    assert chosen_cases(["ccr"], ["wordcount"]), "it runs exactly once, with waves"
+
+
+def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[str] = []
+
+    def measure(engine: Any, scratch: Path, case: MigrationCase, *rest: Any) -> Any:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(str(case))
+        return {"longest_gap_ms": 1.0, "usual_gap_ms": 1.0, "lost": 0, "replayed": 0, "repeated": 0, "new_pids": [],
+                "workload": "linear-in"}, []
+
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "_engine", lambda scratch, delays: nullcontext())
+    monkeypatch.setattr(bench, "keep", lambda name, result, quick: kept.update({name: result}) or tmp_path / "kept.json")
+    with pytest.raises(KeyboardInterrupt):
+        bench.run_migration(["handover", "ccr"], ["linear-in"], live=False)
+    assert [run["workload"] for run in kept[bench.INTERRUPTED]["runs"]] == ["linear-in"] and len(measured) == 1
 
 
 def test_the_time_scale_multiplies_every_delay() -> None:
