@@ -4,15 +4,55 @@ under the store's name are found out."""
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 
 from millrace.errors import StoreNotShared
 from millrace.spark.engine import ResidentEngine
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.workloads.audit import StatefulWordCount
+
+DRIVER_AND_EXECUTORS = 4
+HELD_SECONDS = 5.0  # longer than spark.locality.wait, after which Spark starts a worker on any other executor of the host
+
+
+@pytest.fixture
+def held_file() -> Iterator[str]:
+    """The URL of a file that the last executor receives late. Executors fetch Spark's files after they have registered, and
+    accept tasks after that."""
+    requests = count(1)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if next(requests) == DRIVER_AND_EXECUTORS:
+                time.sleep(HELD_SECONDS)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/held"
+        server.shutdown()
+    # PySpark's JVM outlives the session, and may have got the setting when it started.
+    SparkContext._jvm.java.lang.System.clearProperty("spark.files")
+
+
+def test_an_executor_that_registers_long_before_it_takes_tasks_gets_its_share(held_file: str) -> None:
+    with ResidentEngine("local-cluster[3,2,700]", 3, name=f"late-{os.getpid()}", settings={"history.url": "none"},
+                        spark_settings={"spark.files": held_file}) as engine:
+        assert Counter(worker["executor"] for worker in engine.status()["workers"]) == Counter("012")
 
 
 def test_every_executor_gets_its_share_of_the_workers() -> None:

@@ -234,7 +234,7 @@ class SparkLauncher:
             missing = missing_executors(needed, executors, self._cpus)
             if not missing:
                 return executors, workers
-            if not asked and self._starts_on_request(url.kind):
+            if not asked and all(executor.ready for executor in executors) and self._starts_on_request(url.kind):
                 asked = self._placement.ask_for_executors(min(len(executors) + missing, url.executors or UNLIMITED))
             never = url.on_this_machine and url.cores // self._cpus - len(self.slots()) < needed
             if never or time.monotonic() >= deadline or self._stopped.wait(LOOK_SECONDS):

@@ -40,6 +40,7 @@ class Executor:
     cores: int
     busy: int = 0  # tasks that run on it
     added: float = 0.0  # when it came, in seconds since the epoch
+    ready: bool = True  # it accepts tasks; Spark lists it before that, on a busy machine by seconds
 
     @property
     def location(self) -> str:
@@ -88,10 +89,19 @@ class Placement:
         return sorted(alive, key=lambda executor: (len(executor.id), executor.id))
 
     def registered(self) -> list[Executor]:
-        """The same with their running tasks and the time when they came, which takes more calls into the JVM."""
-        alive = [replace(_executor(summary), busy=summary.activeTasks(), added=summary.addTime().getTime() / 1000)
+        """The same with their running tasks, the time when they came and whether they accept tasks, which takes more calls into
+        the JVM."""
+        alive = [replace(_executor(summary), busy=summary.activeTasks(), added=summary.addTime().getTime() / 1000,
+                         ready=self._is_ready(summary))
                  for summary in self._summaries()]
         return sorted(alive, key=lambda executor: (len(executor.id), executor.id))
+
+    def _is_ready(self, summary: Any) -> bool:
+        """False while the executor has registered, but not reported that it has started: its free cores are 0 until then."""
+        if self.local or summary.activeTasks():
+            return True
+        free = self._scala.schedulerBackend().getExecutorAvailableCpus(summary.id())
+        return bool(free.isDefined() and not free.contains(0))  # compared by Scala: py4j cannot read Spark's decimal number
 
     def totals(self) -> SparkTotals:
         summaries = self._summaries()

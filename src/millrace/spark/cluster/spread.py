@@ -33,8 +33,9 @@ def spread(slots: int, executors: Sequence[Executor], cpus: int = 1,
 
 
 def free_on(executor: Executor, cpus: int = 1) -> int:
-    """Tasks that the executor can run beside those that it runs."""
-    return max(0, executor.cores // cpus - executor.busy)
+    """Tasks that the executor can run beside those that it runs. One that is not ready runs none yet: Spark would wait only
+    for `spark.locality.wait`, and then start the task on another."""
+    return max(0, executor.cores // cpus - executor.busy) if executor.ready else 0
 
 
 def missing_executors(workers: int, executors: Sequence[Executor], cpus: int = 1) -> int:
@@ -73,8 +74,11 @@ class Expected:
 
 def all_registered(executors: Sequence[Executor], slots: int, cpus: int, expected: Expected, now: float,
                    settle_seconds: float) -> bool:
-    """True if no other executor is worth waiting for: all that are expected have come or, if that is not known, there is room
-    for all workers and no executor has come for `settle_seconds`. `now`: seconds since the epoch."""
+    """True if no other executor is worth waiting for: all that have come are ready, and all that are expected have come or, if
+    that is not known, there is room for all workers and no executor has come for `settle_seconds`. `now`: seconds since the
+    epoch."""
+    if not all(executor.ready for executor in executors):
+        return False
     if expected.executors:
         return len(executors) >= expected.executors
     if expected.cores and sum(executor.cores for executor in executors) >= expected.cores:

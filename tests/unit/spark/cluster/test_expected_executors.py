@@ -11,8 +11,8 @@ NOW = 1000.0
 PATIENCE = 3.0
 
 
-def executor(number: int, host: str, cores: int = 2, age: float = 10.0) -> Executor:
-    return Executor(str(number), host, cores, added=NOW - age)
+def executor(number: int, host: str, cores: int = 2, age: float = 10.0, ready: bool = True) -> Executor:
+    return Executor(str(number), host, cores, added=NOW - age, ready=ready)
 
 
 @pytest.mark.parametrize("conf, local, expected", [
@@ -35,6 +35,9 @@ def test_what_the_settings_announce(conf: dict[str, str], local: int, expected: 
     ([executor(0, "a", 4, age=1.0)], Expected(1), True),
     ([executor(0, "a", 4)], Expected(2), False),
     ([executor(0, "a"), executor(1, "b", age=0.0)], Expected(0, 4), True),
+    ([executor(0, "a", 4), executor(1, "b", 4, ready=False)], Expected(), False),  # Spark would start no task there yet
+    ([executor(0, "a", 4), executor(1, "b", 4, ready=False)], Expected(2), False),
+    ([executor(0, "a"), executor(1, "b", ready=False)], Expected(0, 4), False),
 ])
 def test_when_the_start_waits_no_longer(executors: list[Executor], expected: Expected, ready: bool) -> None:
     assert all_registered(executors, 3, 1, expected, NOW, PATIENCE) is ready
@@ -49,6 +52,11 @@ def test_new_workers_go_where_the_fewest_are() -> None:
     executors = [Executor("0", "a", 4, busy=2), Executor("1", "b", 4, busy=1), Executor("2", "b", 4)]
     places = spread(4, executors, workers={"0": 2, "1": 1})
     assert [place.id for place in places if place is not None] == ["2", "1", "0", "2"]
+
+
+def test_no_worker_is_meant_for_an_executor_that_does_not_accept_tasks_yet() -> None:
+    places = spread(3, [executor(0, "a"), executor(1, "b", 4, ready=False)])
+    assert [place and place.id for place in places] == ["0", "0", None]
 
 
 @pytest.mark.parametrize("workers, executors, missing", [

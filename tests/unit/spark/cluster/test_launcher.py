@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_other_masters_are_asked_for_the_executors_that_are_missing(launched: An
     cluster = launched(Sparks(executor(0, busy=2), starts=[executor(1), executor(2)]), master)
     assert cluster.add(3) == (0, 1, 2)
     assert cluster.sparks.asked == [3]
+
+
+def test_an_executor_that_is_starting_is_waited_for_instead_of_asking_for_another(launched: Any,
+                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROOM_SECONDS", 60.0)
+    sparks = Sparks(executor(0, busy=2))
+    looks = iter([replace(executor(1), ready=False)] * 2)
+    monkeypatch.setattr(sparks, "registered", lambda: [*sparks.executors, next(looks, executor(1))])
+    assert launched(sparks, "yarn").add(1) == (0,)
+    assert not sparks.asked and next(looks, None) is None
 
 
 def test_a_given_back_executor_is_not_counted_though_spark_lists_it(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
