@@ -233,7 +233,7 @@ def rebalance(topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]
                             "tasks have moved: leave out --no-wait")
     known = {row["id"] for row in request("migrations", topology=name)}
     answer = request("rebalance", topology=name, placement=placement, strategy=strategy, parameters=pairs("--set", parameters))
-    record = wait_for(request, name, known, plain_console(stderr=True)) if wait and answer["moves"] else None
+    record = wait_for(request, name, strategy, known, plain_console(stderr=True)) if wait and answer["moves"] else None
     failed = record is not None and record["outcome"] != "done"
     regrouped = [] if failed else [request("regroup", topology=name, component=component, owners=groups)
                                    for component, groups in owners.items()]

@@ -13,6 +13,7 @@ from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_topology_config
 from millrace.control.events import Say
+from millrace.control.migrations import record_of_request
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
@@ -409,11 +410,11 @@ class RunningTopology:
         if not self._master.wait_until(self._is_settled, seconds):
             raise MillraceError(f"the migration of {self.name!r} by {strategy} is not over after {seconds:g} s; `migrations` "
                                 "will show how it ends")
-        new = [row for row in self.migrations() if row["id"] not in before and row["strategy"] == strategy]
-        if not new:
+        record = record_of_request(self.migrations(), before, strategy)
+        if record is None:
             raise MillraceError(f"nothing was moved: every task of {self.name!r} is already where it is wanted, or it has "
                                 "ended")
-        return new[-1]
+        return record
 
     def _is_settled(self) -> bool:
         """True if no migration is under way. Runs on the master's thread."""
