@@ -292,6 +292,18 @@ def test_a_worker_that_does_not_end_is_ended() -> None:
     assert EndWorker(2, "it did not end within 10 s") in commands and LeaveOver(2) in commands
 
 
+def test_a_migration_keeps_only_the_workers_that_it_needs() -> None:
+    story = Leaving(4)
+    task = next(iter(story.on_slot(0)))
+    story.on(Moved("words", task, 1, "storm"))
+    for slot in range(4):
+        with pytest.raises(TopologyError, match="'words' is being migrated by storm"):
+            story.on(WorkerLeaves(slot))
+    story.join(4)
+    assert said(story.on(WorkerLeaves(4))) == ["worker 4 is being removed: its tasks are handed over first"]
+    assert story.state.closed == {4}
+
+
 def events_of(commands: list[Command]) -> list[tuple[str, str, set[TaskId]]]:
     """Text, cause and tasks of the events."""
     return [(command.text, command.cause, set(command.tasks)) for command in commands if isinstance(command, Say)]
