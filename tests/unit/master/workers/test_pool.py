@@ -151,7 +151,7 @@ def test_workers_that_do_not_join_are_withdrawn() -> None:
 def test_a_migration_elsewhere_does_not_keep_new_workers_from_being_withdrawn() -> None:
     master, supply = supplied(starts=False)
     migrating(master)
-    with pytest.raises(NotEnoughSlots, match="None is added$"):
+    with pytest.raises(NotEnoughSlots, match=r"None is added$"):
         master.pool.add(1).result(SECONDS)
     assert supply.released == [(2, "")]
 
@@ -164,8 +164,7 @@ def test_new_workers_that_cannot_be_withdrawn_are_named(monkeypatch: pytest.Monk
         raise StoreNotShared("worker 2 does not find the checkpoints")
 
     monkeypatch.setattr(master, "try_store", not_shared)
-    with pytest.raises(StoreNotShared, match="does not find the checkpoints. But worker 2 stays: 'words' is being migrated by "
-                                             "storm"):
+    with pytest.raises(StoreNotShared, match=r"find the checkpoints\. But worker 2 stays: 'words' is being migrated by storm"):
         master.pool.add(1).result(SECONDS)
     assert not supply.released and sorted(master.state.workers) == [0, 1, 2]
 
