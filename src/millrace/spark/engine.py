@@ -410,7 +410,7 @@ class RunningTopology:
         self._tell(Regrouped(self.name, component, dict(owners)))
 
     def moves(self) -> list[dict[str, Any]]:
-        """What moves and what waits to be moved, as in `millrace moves --json`; empty if nothing does."""
+        """The moves that are under way and those that wait, as in `millrace moves --json`; empty if there are none."""
         state = self._master.state
         rows: list[dict[str, Any]] = self._master.call(
             lambda: moves_of(state, time.monotonic(), self.name) if self.name in state.topologies else [])
