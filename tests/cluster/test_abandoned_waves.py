@@ -158,6 +158,8 @@ def test_state_that_was_never_stored_is_reported_as_lost_when_its_worker_dies() 
     lost = [text for text in cluster.said if "state is lost" in text]
     assert len(lost) == 1
     assert "numbers will not be read again" in lost[0] and "are not in the store" in lost[0]
+    [event] = [event for event in cluster.events if "state is lost" in event.text]
+    assert event.tasks and all(str(task) in event.text for task in event.tasks) and "are not in the store" in event.cause
 
 
 def test_state_that_is_counted_again_is_not_reported_as_lost() -> None:
@@ -167,7 +169,8 @@ def test_state_that_is_counted_again_is_not_reported_as_lost() -> None:
     cluster.kill(1)
     cluster.run_until(lambda: all(counts(cluster)[key] >= count for key, count in before.items()))
     assert not any("state is lost" in text for text in cluster.said)
-    assert any("Spouts read again from there" in text for text in cluster.said)
+    [event] = [event for event in cluster.events if "Spouts read again from there" in event.text]
+    assert event.tasks and "are not in the store" in event.cause
 
 
 @pytest.mark.parametrize("topology", [Exact, AtLeast, AtMost])

@@ -277,6 +277,24 @@ def test_a_strategy_that_a_topology_does_not_allow(cluster: ForkedCluster, tmp_p
     assert_nothing_lost(stream.finish())
 
 
+def test_plans_that_would_restart_workers_of_other_topologies_are_reported_once(cluster: ForkedCluster, tmp_path: Path) -> None:
+    master = cluster.master
+    streams = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        streams.append(AuditedStream(master, tmp_path / name, name, rate=RATE, **UNHURRIED))
+    for stream in streams:
+        stream.advance(100)
+    master.set_scheduler("tstorm", {"gamma": 10.0}, {**QUICK, "strategy": "storm"})
+    streams[0].until(lambda: times(master, "tstorm", OVERTAKEN) >= 5)
+    warnings = [event["text"] for event in list(master.events) if "plans of scheduler tstorm cannot be" in event["text"]]
+    assert warnings and all("would be restarted" in text for text in warnings)
+    assert len(warnings) < times(master, "tstorm", OVERTAKEN), "the same reason is not told again and again"
+    master.set_scheduler("off", {}, {})
+    for stream in streams:
+        assert_nothing_lost(stream.finish())
+
+
 def test_skewed_key_groups_are_balanced_while_it_runs(cluster: ForkedCluster, tmp_path: Path) -> None:
     master = cluster.master
     stream = SkewedStream(master, tmp_path, rate=RATE, zipf=ZIPF, **UNHURRIED)

@@ -110,13 +110,16 @@ def bench_handover(seconds: Annotated[float, typer.Option(help="Seconds measured
 
 
 @bench_app.command("migration")
-def bench_migration(strategies: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Strategy to measure; may be "
+def bench_migration(strategies: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Strategies to measure, "
+                                                                         "with commas between them: handover, rollback, storm, "
+                                                                         "'storm*' (in quotes: shells expand it), dsm, dcr, "
+                                                                         "ccr, tstorm, nstorm, nstorm+, layered; may be "
                                                                          "repeated. Unset: those of each workload's paper, "
                                                                          "and others beside them.")] = None,
-                    workloads: Annotated[list[str] | None, typer.Option(metavar="NAME", help="linear, diamond, star, traffic, "
-                                                                        "grid, linear50 (with -in or -out for one direction), "
-                                                                        "wordcount, topn, logstream or notes; may be "
-                                                                        "repeated.")] = None,
+                    workloads: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Workloads, with commas between "
+                                                                        "them: linear, diamond, star, traffic, grid, linear50 "
+                                                                        "(with -in or -out for one direction), wordcount, "
+                                                                        "topn, logstream, notes; may be repeated.")] = None,
                     time_scale: Annotated[float | None, typer.Option(metavar="X", help="Multiplies all delays of the papers; "
                                                                      "0.02 to 10. Unset: 0.1, or 0.05 with --quick.")] = None,
                     quick: Annotated[bool, typer.Option(help="Few runs, to see that it works.")] = False,

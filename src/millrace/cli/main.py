@@ -28,6 +28,7 @@ from millrace.cli.options import (
     sorted_settings,
 )
 from millrace.cli.scheduler import app as scheduler_app
+from millrace.cli.strategies_help import REBALANCE_HELP
 from millrace.cli.workers import workers_app
 from millrace.errors import MillraceError, NotTheAuthor
 
@@ -179,8 +180,9 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
                                                                            "topologies have a task of that name.")] = None,
          strategy: ByStrategy = "handover", parameters: StrategyParameters = None,
          cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Move one running task to another worker; nothing is lost.
+    """Move one running task, with its state, to another worker.
 
+    By hand-over, the default, nothing is lost or processed twice; by another strategy, the guarantee of the topology holds.
     For example: millrace move 'count[1]' 3
     """
     from millrace.cli.show import print_move
@@ -191,7 +193,7 @@ def move(task: Annotated[str, typer.Argument(metavar="TASK", help="For example '
     typer.echo(json.dumps(answer)) if as_json else print_move(answer)
 
 
-@app.command()
+@app.command(help=REBALANCE_HELP)
 def rebalance(topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]", help="Default: the only one that "
                                                                                         "runs.")] = None,
               to: Annotated[str | None, typer.Option(metavar="FILE", help="The new plan: tasks and workers as JSON, or "
@@ -202,11 +204,6 @@ def rebalance(topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]
               strategy: ByStrategy = "handover", parameters: StrategyParameters = None,
               wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is over and show its record.")] = True,
               cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Give a running topology another plan, by a strategy.
-
-    Strategies: handover (the default), rollback, storm, storm*, dsm, dcr, ccr, tstorm, nstorm, nstorm+, layered. For example:
-    millrace rebalance --to plan.json --strategy dcr
-    """
     from functools import partial
 
     from millrace.cli.listing import plain_console
@@ -233,7 +230,7 @@ def rebalance(topology: Annotated[str | None, typer.Argument(metavar="[TOPOLOGY]
                             "tasks have moved: leave out --no-wait")
     known = {row["id"] for row in request("migrations", topology=name)}
     answer = request("rebalance", topology=name, placement=placement, strategy=strategy, parameters=pairs("--set", parameters))
-    record = wait_for(request, name, known, plain_console(stderr=True)) if wait and answer["moves"] else None
+    record = wait_for(request, name, strategy, known, plain_console(stderr=True)) if wait and answer["moves"] else None
     failed = record is not None and record["outcome"] != "done"
     regrouped = [] if failed else [request("regroup", topology=name, component=component, owners=groups)
                                    for component, groups in owners.items()]

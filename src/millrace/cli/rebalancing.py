@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from millrace.cli.options import pairs
+from millrace.control.migrations import record_of_request
 from millrace.errors import MillraceError, UnknownName, UnknownTopology
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
@@ -81,13 +82,14 @@ def new_owners(situation: Situation, topology: str, plan: Plan) -> dict[str, dic
     return owners
 
 
-def wait_for(ask: Callable[..., Any], topology: str, known: set[int], console: Console) -> dict[str, Any] | None:
-    """Show the progress of a migration until it is over; returns its record. None if it has none, because nothing moved."""
+def wait_for(ask: Callable[..., Any], topology: str, strategy: str, known: Collection[int],
+             console: Console) -> dict[str, Any] | None:
+    """Show the progress of a migration until it is over; returns its record. None if it has none, because nothing moved.
+    `known`: ids of the records before it."""
     with console.status("begins ...") as status:
         while True:
             under_way = [row["migration"] for row in ask("moves", topology=topology) if row["migration"] is not None]
             if not under_way:
-                new = [row for row in ask("migrations", topology=topology) if row["id"] not in known]
-                return new[-1] if new else None
+                return record_of_request(ask("migrations", topology=topology), known, strategy)
             status.update(f"{under_way[0]['strategy']}: {under_way[0]['step']}, {under_way[0]['seconds']:.0f} s")
             time.sleep(LOOK_SECONDS)

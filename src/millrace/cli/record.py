@@ -11,6 +11,7 @@ from rich.text import Text
 
 from millrace.cli.figures import UNKNOWN, count, milliseconds, number_of, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, shortened, task_names
+from millrace.control.migrations import HAND_OVER
 
 BAR_WIDTH = 30
 TASKS_SHOWN = 40  # characters
@@ -100,15 +101,14 @@ def print_migrations(answer: list[dict[str, Any]]) -> None:
 
 
 def print_migration(row: dict[str, Any], plot: str | None) -> None:
-    console, phases = plain_console(), row["phases_ms"]
+    console = plain_console()
     console.print(Hanging(f"migration {row['id']} of {row['topology']}: {row['strategy']}, {row['outcome']}"
                           f"{': ' + row['reason'] if row['reason'] else ''}", style="bold"))
-    switched = f"switched in {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
     for label, text in (
             ("began", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))),
             ("cause", row["cause"]),
             ("plan", f"version {row['from_version']} -> {row['to_version']}"),
-            ("phases", f"armed in {_ms(phases['arm'])} ms, {switched}ended after {_ms(phases['done'])} ms"),
+            _phases(row),
             *_course(row),
             ("sinks", f"longest gap {_ms(row['longest_gap_ms'])} ms (usually {_ms(row['usual_gap_ms'])} ms), "
                       f"{share(row['throughput_ratio'])} of the throughput before"),
@@ -162,12 +162,20 @@ def _tasks(row: dict[str, Any]) -> str:
     return f"{number_of(groups, 'key group')} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
 
 
+def _phases(row: dict[str, Any]) -> tuple[str, str]:
+    """The phases of a single hand-over, or the steps of any other strategy."""
+    phases, steps = row["phases_ms"], row.get("steps_ms", [])
+    ended = f"ended after {_ms(phases['done'])} ms"
+    if [name for name, _ in steps] in ([], [HAND_OVER]):
+        switched = f"switched in {_ms(phases['switch'])} ms, " if phases["switch"] is not None else ""
+        return "phases", f"armed in {_ms(phases['arm'])} ms, {switched}{ended}"
+    parameters = "".join(f"; {name}={value:g}" for name, value in row["parameters"].items())
+    return "steps", f"{''.join(f'{name} {_ms(ms)} ms, ' for name, ms in steps)}{ended}{parameters}"
+
+
 def _course(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Lines that only some migrations have: several steps, metrics, workers that were restarted."""
-    lines, steps = [], row.get("steps_ms", [])
-    if len(steps) > 1:
-        parameters = "".join(f"; {name}={value:g}" for name, value in row["parameters"].items())
-        lines.append(("steps", ", ".join(f"{name} {_ms(ms)} ms" for name, ms in steps) + parameters))
+    """Lines that only some migrations have: metrics, workers that were restarted."""
+    lines = []
     if metrics := [text.format(_ms(row[name])) for name, (_, text) in METRICS.items() if row.get(name) is not None]:
         lines.append(("metrics", ", ".join(metrics) + ("" if row["complete"] else "; it is still watched")))
     if row.get("new_pids"):

@@ -182,13 +182,14 @@ class MasterState:
         if event.slot in self._slots.away:  # its end is known, and its places are kept
             return []
         intended = self._slots.ended(event.slot)
+        hosted = tuple(dict.fromkeys(task for topology in self.topologies.values() for task, place in topology.places.items()
+                                     if place.slot == event.slot))
         if intended and self._slots.holds(event.slot):
-            return [Say(f"worker {event.slot} has ended, and its tasks wait for its new process"), self.distribute()]
+            return [Say(f"worker {event.slot} has ended, and its tasks wait for its new process", cause=event.cause,
+                        tasks=hosted), self.distribute()]
         del self.workers[event.slot]
         text = f"worker {event.slot} has ended" if intended else f"worker {event.slot} lost: {event.cause}"
-        hosted = dict.fromkeys(task for topology in self.topologies.values() for task, place in topology.places.items()
-                               if place.slot == event.slot)
-        commands: list[Command] = [Say(text, level="info" if intended else "warning", cause=event.cause, tasks=tuple(hosted))]
+        commands: list[Command] = [Say(text, level="info" if intended else "warning", cause=event.cause, tasks=hosted)]
         for topology in self.topologies.values():
             lost = [task for task, place in topology.places.items() if place.slot == event.slot]
             homes = topology.handover.returning_to() - {event.slot}
@@ -215,8 +216,8 @@ class MasterState:
             stranded, ends = self._leave_topology(topology, slot)
             commands += [*ends, *(self.lose(topology, stranded, f"worker {slot} was restarted") if stranded else [])]
             if kept:
-                commands += [Say(f"{tasks_named(kept)} started again on worker {slot}", topology.graph.name),
-                             *self.start_again(topology, kept)]
+                commands += [Say(f"{tasks_named(kept)} started again on worker {slot}", topology.graph.name,
+                                 cause=f"worker {slot} was restarted", tasks=tuple(kept)), *self.start_again(topology, kept)]
         return commands
 
     def start_again(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:

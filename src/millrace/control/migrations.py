@@ -7,7 +7,7 @@ sinks of the topology together, so no gap is known more exactly than to one buck
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from millrace.control.assignment import SWITCH, Place
-from millrace.control.moves import BY_HANDOVER, Handover, Moving, causes_of
+from millrace.control.moves import BY_HANDOVER, BY_PERSON, Handover, Moving, causes_of
 from millrace.model.graph import TaskId
 
 BUCKET_SECONDS = 0.05
@@ -183,6 +183,13 @@ class Recovery:
         return Migration(topology, strategy, self.cause, COMPLETED, "", self.from_version, version,
                          self.began, self.began, now, moved, self.in_flight, steps=((REPLACE, now - self.began),),
                          rebalanced=(self.began, now))
+
+
+def record_of_request(rows: Iterable[Mapping[str, Any]], known: Collection[int], strategy: str) -> dict[str, Any] | None:
+    """The record, as JSON, of a migration that a person has requested; None if there is none. `rows`: of its topology, in
+    order. `known`: the ids before the request. Migrations of one topology exclude each other, but records of losses do not."""
+    return next((dict(row) for row in rows if row["id"] not in known
+                 and (row["strategy"], row["cause"]) == (strategy, str(BY_PERSON))), None)
 
 
 def in_ms(seconds: float | None) -> float | None:

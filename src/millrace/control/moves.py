@@ -20,7 +20,8 @@ PLANS_KEPT = 16  # of those that moves have changed: two for each batch
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause of a move or another change: a person, a scheduler with its decision, the loss of a worker, or its return."""
+    """The cause of a move or another change: a person, a scheduler with its decision, the loss of a worker, its return, or
+    that it stays."""
 
     who: str
     why: str = ""

@@ -391,8 +391,8 @@ def _state_lost(topology: TopologyState, restarted: Sequence[TaskId]) -> list[Co
     unread = [spout.name for spout in graph.spouts if topology.never_repeats or not spout.movable]
     if unread:
         return [Say(f"state is lost: {text}. {', '.join(unread)} will not be read again from there: results are too low",
-                    graph.name, "error")]
-    return [Say(f"{text}. Spouts read again from there", graph.name, "warning")]
+                    graph.name, "error", topology.troubled, tuple(stateful))]
+    return [Say(f"{text}. Spouts read again from there", graph.name, "warning", topology.troubled, tuple(stateful))]
 
 
 def _claim(topology: TopologyState) -> Manifest:

@@ -71,7 +71,8 @@ class WorkerReports:
             if call.of_user and 0 < limit < call.seconds:
                 reason = f"{call}, longer than worker.call.limit.secs = {limit:g}"
                 return [EndWorker(event.slot, reason), *self._master.give_up_worker(event.slot, reason)]
-        return [Say(f"worker {event.slot}: {call}", level="warning") for call in worker.warnings() if call.what not in known]
+        return [Say(f"worker {event.slot}: {call}", level="warning", tasks=() if call.task is None else (call.task,))
+                for call in worker.warnings() if call.what not in known]
 
     def _reporting(self, event: WorkerReported | LongCallsSeen) -> WorkerView | None:
         worker = self._master.workers.get(event.slot)

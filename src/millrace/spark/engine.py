@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from millrace.api.dataframe import dataframes_of
 from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_topology_config
-from millrace.control.events import Say
+from millrace.control.events import Event, Regrouped, Say, Withdrawn
+from millrace.control.migrations import record_of_request
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
@@ -20,6 +21,7 @@ from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, Topolog
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.ended import EndedTopology
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.requests.record import moves_of
 from millrace.master.service import Master
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
@@ -311,6 +313,9 @@ class TopologyPort(Protocol):
     def call(self, work: Callable[[], Any]) -> Any:
         """Run the work on the master's thread and return its result."""
 
+    def tell(self, event: Event) -> None:
+        """Let the master decide on an event; only on its thread."""
+
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until the condition, which is evaluated on the master's thread, holds. False if time ran out."""
 
@@ -396,8 +401,27 @@ class RunningTopology:
     def move(self, task: TaskId | str, slot: int, strategy: str = BY_HANDOVER,
              parameters: Mapping[str, float] | None = None) -> None:
         """Move one running task to the worker in `slot`, with its state, by a strategy; hand-over lets the stream
-        run. Returns at once; `status` tells when it has arrived."""
+        run. Returns at once; `moves()` has it until it has arrived, and then `migrations()`."""
         self._master.move(self.name, TaskId.parse(task) if isinstance(task, str) else task, slot, strategy, parameters)
+
+    def regroup(self, component: str, owners: Mapping[int, int]) -> None:
+        """Give key groups of a bolt to other tasks of it, by hand-over: key group -> index of the task. Returns at once, as
+        `move` does."""
+        self._tell(Regrouped(self.name, component, dict(owners)))
+
+    def moves(self) -> list[dict[str, Any]]:
+        """The moves that are under way and those that wait, as in `millrace moves --json`; empty if there are none."""
+        state = self._master.state
+        rows: list[dict[str, Any]] = self._master.call(
+            lambda: moves_of(state, time.monotonic(), self.name) if self.name in state.topologies else [])
+        return rows
+
+    def cancel_move(self, task: TaskId | str) -> None:
+        """Cancel the move of a task, and those of its key groups to other tasks; refused once they have begun to switch."""
+        self._tell(Withdrawn(self.name, TaskId.parse(task) if isinstance(task, str) else task))
+
+    def _tell(self, event: Event) -> None:
+        self._master.call(lambda: self._master.tell(event))
 
     def rebalance(self, placement: Mapping[TaskId | str, int], strategy: str = BY_HANDOVER,
                   parameters: Mapping[str, float] | None = None, seconds: float = 300.0) -> dict[str, Any]:
@@ -409,11 +433,11 @@ class RunningTopology:
         if not self._master.wait_until(self._is_settled, seconds):
             raise MillraceError(f"the migration of {self.name!r} by {strategy} is not over after {seconds:g} s; `migrations` "
                                 "will show how it ends")
-        new = [row for row in self.migrations() if row["id"] not in before and row["strategy"] == strategy]
-        if not new:
+        record = record_of_request(self.migrations(), before, strategy)
+        if record is None:
             raise MillraceError(f"nothing was moved: every task of {self.name!r} is already where it is wanted, or it has "
                                 "ended")
-        return new[-1]
+        return record
 
     def _is_settled(self) -> bool:
         """True if no migration is under way. Runs on the master's thread."""

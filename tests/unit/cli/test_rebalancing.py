@@ -14,6 +14,7 @@ from rich.console import Console
 from millrace.api.grouping import Grouping
 from millrace.cli.rebalancing import new_owners, one_topology, placement_in, plan_by, wait_for
 from millrace.cli.record import print_moves, print_rebalance
+from millrace.control.migrations import record_of_request
 from millrace.errors import MillraceError, UnknownName, UnknownTopology
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ComponentDef, Input, StreamDef, TopologyGraph
@@ -91,19 +92,37 @@ def test_key_groups_that_must_stay_are_refused_before_tasks_move() -> None:
         new_owners(situation, "words", plan)
 
 
+def record(number: int, strategy: str = "dcr", cause: str = "person", outcome: str = "done") -> dict[str, Any]:
+    return {"id": number, "strategy": strategy, "cause": cause, "outcome": outcome}
+
+
 def test_waiting_ends_with_the_record() -> None:
     answers = [[{"migration": {"strategy": "dcr", "step": "hold", "seconds": 0.1}}], [{"migration": None}]]
-    records = [{"id": 1}, {"id": 2}]
+    records = [record(1), record(2)]
 
     def ask(verb: str, topology: str) -> Any:
         assert topology == "words"
         return answers.pop(0) if verb == "moves" else records
 
     console = Console(quiet=True)
-    assert wait_for(ask, "words", {1}, console) == {"id": 2}
+    assert wait_for(ask, "words", "dcr", {1}, console) == record(2)
     assert not answers
     answers.append([])
-    assert wait_for(ask, "words", {1, 2}, console) is None
+    assert wait_for(ask, "words", "dcr", {1, 2}, console) is None
+
+
+@pytest.mark.parametrize("strategy", ["storm", "rollback"])
+def test_the_record_of_a_loss_is_not_taken_for_that_of_the_request(strategy: str) -> None:
+    records = [record(1, strategy), record(2, strategy, outcome="rolled back"),
+               record(3, "rollback", "loss: worker 1 lost: died"), record(4, strategy, "scheduler: tstorm: gain")]
+    found = wait_for(lambda verb, topology: [] if verb == "moves" else records, "words", strategy, {1}, Console(quiet=True))
+    assert found == records[1]
+    assert record_of_request(records, {1, 2}, strategy) is None
+
+
+def test_a_later_request_does_not_replace_the_one_that_was_waited_for() -> None:
+    records = [record(1, outcome="rolled back"), record(2)]
+    assert record_of_request(records, (), "dcr") == records[0]
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,11 +105,17 @@ ROLLED_BACK = {"strategy": "dcr", "drain_ms": 105.0, "rebalance_ms": 52.0, "rest
 def test_the_metrics_of_a_migration(capsys: Capture) -> None:
     print_migration(migration(**ROLLED_BACK), None)
     assert """
-  steps     checkpoint 105 ms, replace 52 ms; delay=3
+  steps     checkpoint 105 ms, replace 52 ms, ended after 550 ms; delay=3
   metrics   drained in 105 ms, rebalanced in 52 ms, first tuple after 180 ms,
             last replayed tuple after 1,234 ms, stable after 2,000 ms
   workers   restarted, with the process ids 4711, 4712
 """ in printed(capsys)
+    print_migration(migration(**{**ROLLED_BACK, "steps_ms": [["replace", 52.0]], "parameters": {}}), None)
+    text = printed(capsys)
+    assert "\n  steps     replace 52 ms, ended after 550 ms\n" in text and "armed" not in text, "nothing arms for it"
+    print_migration(migration(steps_ms=[["handover", 550.0]]), None)
+    text = printed(capsys)
+    assert "phases    armed in 200 ms, switched in 350 ms, ended after 550 ms" in text and "steps" not in text
     print_migration(migration(**{**ROLLED_BACK, "stabilise_ms": None, "complete": False}), None)
     assert "last replayed tuple after 1,234 ms; it is still watched" in printed(capsys)
 

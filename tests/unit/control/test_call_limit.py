@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from story import Story, graph, said
+from story import COUNT0, Story, graph, said
 
-from millrace.control.events import EndWorker, LongCallsSeen, Submitted
+from millrace.control.events import EndWorker, LongCallsSeen, Say, Submitted
 from millrace.control.workers import LongCall
 
 CALL = "process of count[0] of 'words' (words.py:12)"
@@ -29,7 +29,8 @@ def test_a_call_is_told_once_when_it_has_taken_ten_seconds() -> None:
     assert story.state.workers[0].warnings() == [LongCall(CALL, 13.0)]
     story.on(seen())
     assert story.state.workers[0].warnings() == []
-    assert len(story.on(seen(LongCall(CALL, 10.0)))) == 1, "another call, another warning"
+    [event] = story.on(seen(LongCall(CALL, 10.0, task=COUNT0)))
+    assert isinstance(event, Say) and event.tasks == (COUNT0,), "another call, another warning"
 
 
 def test_without_a_limit_it_may_take_any_time() -> None:

@@ -17,6 +17,7 @@ from millrace.control.events import (
     Moved,
     MoveTaken,
     Replanned,
+    Say,
     StopWorker,
     Submitted,
     Ticked,
@@ -291,6 +292,47 @@ def test_a_worker_that_does_not_end_is_ended() -> None:
     assert EndWorker(2, "it did not end within 10 s") in commands and LeaveOver(2) in commands
 
 
+def test_a_migration_keeps_only_the_workers_that_it_needs() -> None:
+    story = Leaving(4)
+    task = next(iter(story.on_slot(0)))
+    story.on(Moved("words", task, 1, "storm"))
+    for slot in range(4):
+        with pytest.raises(TopologyError, match="'words' is being migrated by storm"):
+            story.on(WorkerLeaves(slot))
+    story.join(4)
+    assert said(story.on(WorkerLeaves(4))) == ["worker 4 is being removed: its tasks are handed over first"]
+    assert story.state.closed == {4}
+
+
+def events_of(commands: list[Command]) -> list[tuple[str, str, set[TaskId]]]:
+    """Text, cause and tasks of the events."""
+    return [(command.text, command.cause, set(command.tasks)) for command in commands if isinstance(command, Say)]
+
+
+def test_the_events_of_a_removal_name_its_cause_and_tasks() -> None:
+    story = Leaving(3)
+    assert events_of(story.on(WorkerLeaves(2)))[0] == (
+        "worker 2 is being removed: its tasks are handed over first", "person", story.on_slot(2))
+    story.until_stopped(2)
+    assert events_of(story.lose(2))[-1] == ("worker 2 is removed", "person", set())
+    assert events_of(story.on(WorkerLeaves(5, expected=True))) == [
+        ("worker 5, which had not started, is removed", "person", set())]
+
+
+def test_tasks_that_return_to_a_worker_that_stays_do_so_for_that_reason() -> None:
+    story = Leaving(3)
+    here = story.on_slot(2)
+    story.on(WorkerLeaves(2))
+    story.hand_over()
+    assert not story.on_slot(2)
+    commands = story.tick(LIMIT + 1)
+    handover = story.state.topologies["words"].handover
+    assert {moving.task for moving in handover.batch} | handover.waiting.keys() == here
+    [cause] = {str(each.cause) for each in (*handover.batch, *handover.waiting.values())}
+    assert cause == "worker 2 stays: others did not let go of it within 100 s"
+    assert events_of(commands)[0] == ("worker 2 is not removed: others did not let go of it within 100 s", "person", set())
+
+
 # ---- restart ----
 
 
@@ -402,9 +444,9 @@ def test_a_task_that_cannot_be_moved_waits_in_its_place() -> None:
     assert story.on_slot(slot) == {LINES}
     places = story.places()
     commands = story.lose(slot)
-    assert said(commands) == [f"worker {slot} has ended, and its tasks wait for its new process"]
+    assert events_of(commands) == [(f"worker {slot} has ended, and its tasks wait for its new process", "died", {LINES})]
     assert story.places() == places and slot not in story.state.agents.values(), "another worker has the agent of the node"
-    assert f"lines[0] started again on worker {slot}" in said(story.join(slot))
+    assert (f"lines[0] started again on worker {slot}", f"worker {slot} was restarted", {LINES}) in events_of(story.join(slot))
     state = story.state.topologies["words"]
     assert story.places()[LINES] == Place(slot, state.version) and state.losses == 1
     assert not state.resting and last([story.state.distribution()]).topologies[0].active

@@ -113,11 +113,10 @@ class HandoverControl:
                        and plan.placement[task] == topology.places[task].slot)
         groups = [(name, group) for (name, group), wanted in handover.regrouping.items() if wanted.cause.who == SCHEDULER
                   and plan.key_groups[name][group] == owners[name][group]]
-        for each in groups:
-            del handover.regrouping[each]
+        dropped = {group: handover.regrouping.pop(group).owner for group in groups}
         said = self._forget_waiting(topology, tasks, NEWER_PLAN)
         text = f"{groups_named(groups)} not moved: {NEWER_PLAN}"
-        said += [Say(text, topology.graph.name, "warning", NEWER_PLAN)] if groups else []
+        said += [Say(text, topology.graph.name, "warning", NEWER_PLAN, tasks_of(topology, dropped))] if groups else []
         unwanted = [moving for moving in handover.batch if moving.cause.who == SCHEDULER and not moving.is_in(plan)]
         stay = [moving for moving in unwanted if moving.stays_in(plan)]
         elsewhere = [moving for moving in unwanted if moving not in stay]

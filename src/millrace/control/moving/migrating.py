@@ -19,7 +19,7 @@ from millrace.control.moves import RESTING
 from millrace.control.moving.handover import HandoverControl
 from millrace.control.moving.slots import SlotControl
 from millrace.control.pauses import doubled_pause
-from millrace.control.strategies.catalogue import steps_of
+from millrace.control.strategies.catalogue import steps_of, strategy_named
 from millrace.control.strategies.steps import (
     Checkpoint,
     Delay,
@@ -101,7 +101,8 @@ class MigrationControl:
         what = f"{tasks_named(list(change.moves))} {'moves' if len(change.moves) == 1 else 'move'} to " \
                f"{workers_named(change.moves.values())} by {event.strategy}"
         said = Say(what, event.name, cause=str(event.cause), tasks=tuple(change.moves))
-        topology.migration = MigrationUnderWay(event.strategy, dict(event.parameters), event.cause, steps, change.moves,
+        parameters = {**strategy_named(event.strategy).parameters, **event.parameters}
+        topology.migration = MigrationUnderWay(event.strategy, parameters, event.cause, steps, change.moves,
                                                {task: change.before[task] for task in change.moves}, self.now, topology.version,
                                                sum(topology.in_flight.values()))
         return [said, *self._go_on(topology)]

@@ -37,6 +37,7 @@ RETRY_SECONDS = 1.0  # between two requests for the same moves, which may have b
 STOP_SECONDS = 10.0  # that a worker gets to end cleanly
 MOVABLE = (RUNNING, PAUSED, STARTING)  # statuses of topologies whose tasks can be moved
 CLEAR_REPORTS = 2  # consecutive reports of a worker that hosts nothing
+MIGRATION = "migration"  # what restarts a worker, if not a person
 
 
 class LeftTopologies(Protocol):
@@ -65,12 +66,14 @@ class LeftTopologies(Protocol):
 @dataclass(slots=True)
 class Leave:
     """A worker that leaves. `until`: time at which the phase is given up. `moved`: by number of topology, the slots that
-    tasks were to be handed over to. `waves`: by number of topology, the wave that must be committed before the worker ends."""
+    tasks were to be handed over to. `waves`: by number of topology, the wave that must be committed before the worker ends.
+    `who` wants it: a person, or a migration."""
 
     slot: int
     restarts: bool
     until: float
     phase: str = EVACUATE
+    who: str = PERSON
     asked: float = float("-inf")  # time of the last request for moves
     moved: dict[int, dict[TaskId, int]] = field(default_factory=dict)
     waves: dict[int, int] = field(default_factory=dict)
@@ -83,7 +86,7 @@ class Leave:
 
     @property
     def cause(self) -> Cause:
-        return Cause(PERSON, f"worker {self.slot} is {self.what}")
+        return Cause(self.who, f"worker {self.slot} is {self.what}")
 
 
 class SlotControl:
@@ -121,14 +124,16 @@ class SlotControl:
         slot = event.slot
         if slot not in self._master.workers:
             self._removed.add(slot)
-            return [Say(f"worker {slot}, which had not started, is removed"), LeaveOver(slot)]
+            return [Say(f"worker {slot}, which had not started, is removed", cause=PERSON), LeaveOver(slot)]
         leave = self._leaves[slot] = Leave(slot, event.restarts, self.now + self._limit)
-        return [Say(f"worker {slot} is being {leave.what}: its tasks are handed over first"), *self._evacuate(leave)]
+        return [Say(f"worker {slot} is being {leave.what}: its tasks are handed over first", cause=PERSON,
+                    tasks=self._tasks_on(slot)), *self._evacuate(leave)]
 
     def _check(self, event: WorkerLeaves) -> None:
         slot, workers = event.slot, self._master.workers
         for topology in self._master.topologies.values():
-            topology.check_free()
+            if slot in _slots_of_migration(topology):
+                topology.check_free()
         if slot not in workers and (event.restarts or not event.expected):
             raise UnknownName(f"there is no worker {slot}; there are {', '.join(map(str, sorted(workers))) or 'none'}")
         if slot in self._leaves:
@@ -158,7 +163,7 @@ class SlotControl:
     def restart(self, slots: Collection[int]) -> list[Command]:
         """Restart these workers at once, for a migration that has taken its tasks from them."""
         for slot in slots:
-            self._leaves[slot] = Leave(slot, True, self.now + STOP_SECONDS, STOP)
+            self._leaves[slot] = Leave(slot, True, self.now + STOP_SECONDS, STOP, MIGRATION)
         return [StopWorker(slot) for slot in slots]
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -214,7 +219,7 @@ class SlotControl:
             return []
         del self._leaves[slot]
         self._removed.add(slot)
-        return [Say(f"worker {slot} is removed"), LeaveOver(slot)]
+        return [Say(f"worker {slot} is removed", cause=leave.who), LeaveOver(slot)]
 
     def joined(self, slot: int) -> None:
         """A restarted worker is back: let its tasks return."""
@@ -288,7 +293,8 @@ class SlotControl:
             for topology in awake:
                 topology.ready_at, topology.quiet = self._master.revision, {}
             return [*(Say(f"spouts wait while worker {leave.slot} restarts, because "
-                          f"{tasks_named(self._staying(topology, leave.slot))} cannot be handed over", topology.graph.name)
+                          f"{tasks_named(self._staying(topology, leave.slot))} cannot be handed over", topology.graph.name,
+                          cause=leave.who)
                       for topology in awake), distribute]
         if all(self._saved(topology, leave) for topology in staying):
             leave.phase, leave.clear_at, leave.reports = CLEAR, self._master.revision, 0
@@ -317,7 +323,7 @@ class SlotControl:
                    if (tasks := self._missing(topology, leave))}
         if not missing:
             del self._leaves[leave.slot]
-            return [Say(f"worker {leave.slot} is restarted"), LeaveOver(leave.slot)]
+            return [Say(f"worker {leave.slot} is restarted", cause=leave.who), LeaveOver(leave.slot)]
         if self.now - leave.asked < RETRY_SECONDS:
             return []
         commands: list[Command] = []
@@ -343,29 +349,30 @@ class SlotControl:
             reason = f"it did not end within {STOP_SECONDS:g} s"
             return [EndWorker(slot, reason), *self._master.give_up_worker(slot, reason)]
         if leave.phase in (EVACUATE, REST, CLEAR):
-            tasks = [task for topology in self._master.topologies.values() for task, place in topology.places.items()
-                     if place.slot == slot]
-            return self._stay(leave, f"{tasks_named(tasks)} could not be handed over within {self._limit:g} s")
+            tasks = self._tasks_on(slot)
+            left = f"{tasks_named(tasks)} could not be handed over" if tasks else "others did not let go of it"
+            return self._stay(leave, f"{left} within {self._limit:g} s")
         del self._leaves[slot]
         self._wake(leave)
         if leave.phase == RETURN:
             away = [task for topology in self._master.topologies.values() for task in self._missing(topology, leave)]
             return [Say(f"worker {slot} is restarted, but {tasks_named(away)} did not return within {self._limit:g} s",
-                        level="warning"), LeaveOver(slot)]
+                        level="warning", cause=leave.who, tasks=tuple(away)), LeaveOver(slot)]
         reason = f"worker {slot} has not come back within {self._wait:g} s"
         lost = self._master.give_up_worker(slot, reason) if slot in self._master.workers else []
         return [*lost, LeaveOver(slot, f"{reason}. Its tasks run on other workers; it is used again when it comes")]
 
     def _stay(self, leave: Leave, why: str) -> list[Command]:
         """Keep the worker, with its tasks."""
-        reason = f"worker {leave.slot} is not {leave.what}: {why}"
+        reason, tasks = f"worker {leave.slot} is not {leave.what}: {why}", self._tasks_on(leave.slot)
         del self._leaves[leave.slot]
         self._wake(leave)
-        back = [command for topology in list(self._master.topologies.values()) for command in self._take_back(topology, leave)]
-        return [Say(reason, level="warning"), *back, self._master.distribute(),
+        back = [command for topology in list(self._master.topologies.values())
+                for command in self._take_back(topology, leave, why)]
+        return [Say(reason, level="warning", cause=leave.who, tasks=tasks), *back, self._master.distribute(),
                 LeaveOver(leave.slot, f"{reason}. `millrace status` shows the workers and what their tasks do")]
 
-    def _take_back(self, topology: TopologyState, leave: Leave) -> list[Command]:
+    def _take_back(self, topology: TopologyState, leave: Leave, why: str) -> list[Command]:
         """Let tasks stay that have not left, and return that have."""
         commands: list[Command] = []
         moved = _evacuees(topology, leave)
@@ -373,7 +380,8 @@ class SlotControl:
             if topology.places[task].slot == leave.slot and not _idle(topology, task):
                 commands += self._handovers.withdraw(topology, task, f"worker {leave.slot} stays")
         away = [task for task in moved if topology.places[task].slot != leave.slot]
-        return commands + self._request(topology, dict.fromkeys(away, leave.slot), leave)
+        back = Cause(f"worker {leave.slot} stays", why)
+        return [*commands, *(self._handovers.request(topology, dict.fromkeys(away, leave.slot), back) if away else [])]
 
     def _wake(self, leave: Leave) -> None:
         """Let spouts continue that wait for this worker; an assignment follows."""
@@ -386,6 +394,11 @@ class SlotControl:
     def _others(self, slot: int) -> list[int]:
         return [other for other in self._master.workers if other != slot and other not in self.closed]
 
+    def _tasks_on(self, slot: int) -> tuple[TaskId, ...]:
+        """Its tasks, of all topologies."""
+        return tuple(dict.fromkeys(task for topology in self._master.topologies.values()
+                                   for task, place in topology.places.items() if place.slot == slot))
+
     def _staying(self, topology: TopologyState, slot: int) -> list[TaskId]:
         """Its tasks there that cannot be handed over; all of them if there is no other worker."""
         alone = not self._others(slot)
@@ -396,6 +409,15 @@ class SlotControl:
 def _idle(topology: TopologyState, task: TaskId) -> bool:
     """True if no move of the task is under way or waits."""
     return task not in topology.handover.waiting and topology.handover.moving(task) is None
+
+
+def _slots_of_migration(topology: TopologyState) -> set[int]:
+    """The slots whose workers a migration of the topology needs: all that have its tasks, or may get them by it."""
+    migration = topology.migration
+    if migration is None:
+        return set()
+    return {*(place.slot for place in topology.places.values()), *migration.moves.values(), *migration.sources.values(),
+            *migration.removed.values()}
 
 
 def _evacuees(topology: TopologyState, leave: Leave) -> list[TaskId]:

@@ -23,16 +23,20 @@ class KeptRecord:
         self._state, self._log, self._events, self._ended = state, log, events, ended
 
     def events(self, topology: str | None, task: str | None) -> list[dict[str, Any]]:
-        """The events of a topology, with those of the whole cluster; or only those that name a task."""
+        """The events of a topology, with those of the whole cluster; or only those that concern a task: they name it, or are
+        about its topology as a whole."""
         self._check_topology(topology)
         found = [event for event in self._events if topology is None or event["topology"] in ("", topology)]
         if task is None:
             return found
-        wanted, known = task_named(task), self._known_tasks(topology)
+        wanted, by_topology = task_named(task), self._known_tasks(topology)
+        known = set().union(*by_topology.values())
         if wanted not in known:
             of = f" of {topology!r}" if topology is not None else ""
             raise UnknownName(f"no task {wanted}{of} is running or on record; known: {tasks_listed(known)}")
-        return [event for event in found if str(wanted) in event["tasks"]]
+        its = {name for name, tasks in by_topology.items() if name and wanted in tasks}
+        return [event for event in found
+                if str(wanted) in event["tasks"] or (not event["tasks"] and event["topology"] in its)]
 
     def migrations(self, topology: str | None, number: int | None) -> list[dict[str, Any]]:
         """The migrations of a topology; or one of them, in full."""
@@ -54,13 +58,15 @@ class KeptRecord:
             raise UnknownTopology(f"no topology named {name!r} is running or on record; running: "
                                   f"{', '.join(running) or 'none'}; on record: {', '.join(sorted(past)) or 'none'}")
 
-    def _known_tasks(self, topology: str | None) -> set[TaskId]:
-        """The tasks of a topology, or of all, that run or that the record names."""
-        running = {task for name, each in self._state.topologies.items() if topology in (None, name)
-                   for task in each.graph.tasks()}
-        moved = {move["task"] for row in self._log.past(topology) for move in row.get("moved", ())}
-        told = {task for event in self._events if topology in (None, event["topology"]) for task in event["tasks"]}
-        return running.union(map(TaskId.parse, moved | told))
+    def _known_tasks(self, topology: str | None) -> dict[str, set[TaskId]]:
+        """The tasks of a topology, or of all, that run or that the record names: by topology, with "" for those that an event
+        of the whole cluster names."""
+        known = {name: set(each.graph.tasks()) for name, each in self._state.topologies.items()}
+        for row in self._log.past(topology):
+            known.setdefault(row["topology"], set()).update(TaskId.parse(move["task"]) for move in row.get("moved", ()))
+        for event in self._events:
+            known.setdefault(event["topology"], set()).update(map(TaskId.parse, event["tasks"]))
+        return {name: tasks for name, tasks in known.items() if topology in (None, name)}
 
 
 def record_verbs(state: MasterView, log: MigrationLog, events: Iterable[dict[str, Any]],

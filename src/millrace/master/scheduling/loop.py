@@ -27,7 +27,7 @@ from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
-from millrace.errors import BadParameter, MillraceError, SchedulerFailed, TopologyError
+from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
@@ -215,19 +215,19 @@ class SchedulingLoop:
             self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}", decision.number,
                                       self.generator.policy.strategy, self.generator.policy.strategy_parameters))
         except MillraceError as error:
-            self._report_strategy(decision)
+            if not isinstance(error, StalePlan) and not self._under_way(result.plans):
+                self._report_once(f"plans of scheduler {decision.scheduler} cannot be carried out: {error}. Choose another "
+                                  "strategy with `millrace scheduler set --strategy`, or another scheduler", decision)
             return self.generator.overtaken(decision, str(error))
         self._reported = ""
         self.generator.enacted(decision, time.monotonic())
         return decision
 
-    def _report_strategy(self, decision: Decision) -> None:
-        """Report a strategy that a topology does not allow; it may have been submitted after the strategy was chosen."""
-        try:
-            self._check_strategy(self.generator.policy.strategy)
-        except TopologyError as error:
-            self._report_once(f"plans of scheduler {decision.scheduler} cannot be carried out: {error}. Choose another "
-                              "strategy with `millrace scheduler set --strategy`", decision)
+    def _under_way(self, names: Iterable[str]) -> bool:
+        """True if tasks of these topologies move just now: a refusal because of that passes by itself."""
+        topologies = self._port.state.topologies
+        return any(name not in topologies or topologies[name].migration is not None or not topologies[name].handover.at_rest
+                   for name in names)
 
     def _check_strategy(self, name: str) -> None:
         """Raise `TopologyError` if a running topology does not allow the strategy. One that runs in batches uses none."""

@@ -152,20 +152,28 @@ class WorkerPool:
         try:
             if not self._master.wait_until(lambda: workers.keys() >= set(slots), JOIN_SECONDS):
                 missing = sorted(set(slots) - dict(workers).keys())
-                raise NotEnoughSlots(f"of {count} new workers, {len(missing)} did not join within {JOIN_SECONDS:g} s, and none "
-                                     "is added. Check that Spark has free cores, and the executors' stderr")
+                raise NotEnoughSlots(f"of {count} new workers, {len(missing)} did not join within {JOIN_SECONDS:g} s. Check "
+                                     "that Spark has free cores, and the executors' stderr")
             self._master.try_store()
+        except MillraceError as error:
+            raise type(error)(f"{error}. {self._withdraw(slots)}") from error
         except BaseException:
             self._withdraw(slots)
             raise
         return {"slots": list(slots), "ms": _milliseconds(began)}
 
-    def _withdraw(self, slots: Iterable[int]) -> None:
+    def _withdraw(self, slots: Iterable[int]) -> str:
+        """Remove new workers again. Returns what has become of them."""
+        staying: dict[int, str] = {}
         for slot in slots:
             try:
                 self._master.call(partial(self.remove, slot)).result()
             except MillraceError as error:
                 log.warning("worker %d, which was to be added, stays: %s", slot, error)
+                staying[slot] = str(error)
+        if not staying:
+            return "None is added"
+        return "But " + "; ".join(f"worker {slot} stays: {why}" for slot, why in staying.items())
 
 
 def _removed(supply: WorkerSupply, slot: int, request: LeaveRequest) -> dict[str, Any]:

@@ -43,8 +43,9 @@ def test_events_of_a_topology_include_those_of_the_cluster() -> None:
 
     assert texts() == ["worker 1 lost", "placed", "up", "other"]
     assert texts(topology="words") == ["worker 1 lost", "placed", "up"]
-    assert texts(topology="words", task="count[0]") == ["worker 1 lost", "placed"]
-    assert texts(task="count[1]") == ["placed"]
+    assert texts(topology="words", task="count[0]") == ["worker 1 lost", "placed", "up"]
+    assert texts(task="count[0]") == ["worker 1 lost", "placed", "up", "other"]
+    assert texts(task="count[1]") == ["placed", "up"], "an event without tasks concerns all of its topology"
     for past_or_running in ("quiet", "idle"):
         assert texts(topology=past_or_running) == ["worker 1 lost"]
     assert texts(task="lines[1]") == texts(topology="idle", task="lines[1]") == [], "it runs, and nothing has happened to it"

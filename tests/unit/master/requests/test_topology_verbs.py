@@ -97,6 +97,15 @@ def test_a_placement_can_be_asked_for() -> None:
         master.ask("rebalance", topology="words", placement={"count": 1})
 
 
+def test_the_parameters_of_a_migration_include_those_that_were_not_given() -> None:
+    master = FakeMaster("words")
+    master.run()
+    source = master.state.topologies["words"].places[TaskId("lines", 0)].slot
+    master.ask("move", task="lines[0]", slot=1 - source, strategy="nstorm", parameters={"worker_cycle": 5})
+    migration = master.state.topologies["words"].migration
+    assert migration is not None and migration.parameters == {"supervisor_cycle": 10.0, "worker_cycle": 5}
+
+
 def test_an_ambiguous_task_or_component_is_an_error_that_says_how_to_choose() -> None:
     master = FakeMaster("words", "more")
     with pytest.raises(UnknownName, match=r"words, more all have a task lines\[0\]: choose one with --topology"):

@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
-from millrace.control.events import Event, LeaveOver, StopWorker, Ticked, WorkerJoined, WorkerLost, WorkerReported
+from millrace.control.events import (
+    Event,
+    LeaveOver,
+    Rebalanced,
+    StopWorker,
+    Submitted,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
 from millrace.control.master_state import MasterState
-from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, UnknownName
+from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, StoreNotShared, UnknownName
 from millrace.master.workers.pool import WorkerPool
 from millrace.model.cluster import Node
+from millrace.model.graph import ComponentDef, StreamDef, TaskId, TopologyGraph
 
 SECONDS = 60.0  # a safety limit, never a measure
 
@@ -90,6 +101,16 @@ def supplied(workers: int = 2, starts: bool = True) -> tuple[PaperMaster, PaperS
     return master, supply
 
 
+def migrating(master: PaperMaster, target: int = 1) -> None:
+    """Begin to migrate a topology that runs on workers 0 and 1."""
+    spout = ComponentDef("lines", "spout", "m:C", 1, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple",
+                         movable=True)
+    master.tell(Submitted(TopologyGraph("words", (spout,), {"topology.guarantee": "at-most-once"})))
+    master.quiet(1.0)
+    master.tell(Rebalanced("words", {TaskId("lines", 0): target}, "storm"))
+    assert master.state.topologies["words"].migration is not None
+
+
 def test_a_worker_is_removed_and_its_slot_released() -> None:
     master, supply = supplied()
     answer = master.pool.remove(1)
@@ -122,9 +143,30 @@ def test_workers_are_added() -> None:
 
 def test_workers_that_do_not_join_are_withdrawn() -> None:
     master, supply = supplied(starts=False)
-    with pytest.raises(NotEnoughSlots, match="of 2 new workers, 2 did not join"):
+    with pytest.raises(NotEnoughSlots, match=r"of 2 new workers, 2 did not join .*\. None is added$"):
         master.pool.add(2).result(SECONDS)
     assert supply.released == [(2, ""), (3, "")] and sorted(supply.slots()) == [0, 1]
+
+
+def test_a_migration_elsewhere_does_not_keep_new_workers_from_being_withdrawn() -> None:
+    master, supply = supplied(starts=False)
+    migrating(master)
+    with pytest.raises(NotEnoughSlots, match=r"None is added$"):
+        master.pool.add(1).result(SECONDS)
+    assert supply.released == [(2, "")]
+
+
+def test_new_workers_that_cannot_be_withdrawn_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, supply = supplied()
+
+    def not_shared() -> None:
+        migrating(master, target=2)
+        raise StoreNotShared("worker 2 does not find the checkpoints")
+
+    monkeypatch.setattr(master, "try_store", not_shared)
+    with pytest.raises(StoreNotShared, match=r"find the checkpoints\. But worker 2 stays: 'words' is being migrated by storm"):
+        master.pool.add(1).result(SECONDS)
+    assert not supply.released and sorted(master.state.workers) == [0, 1, 2]
 
 
 def test_requests_that_cannot_be_fulfilled() -> None:
