@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.checkpointing.snapshots import Snapshot
     from millrace.runtime.tasks.task import Task
 
-PATIENCE = 0.5  # share of the time for a switch after which a spout leaves its open roots to be replayed
+PATIENCE = 0.5  # share of the time for a switch after which a task leaves what is not acked to be replayed
 
 
 class Departure:
