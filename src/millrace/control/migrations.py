@@ -221,6 +221,7 @@ def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: floa
         return Effect()
     during, before = Span(bucket_of(began), bucket_of(ended)), span_before(buckets, began)
     after = Span(during.last + 1, min(during.last + round(AFTER_SECONDS / BUCKET_SECONDS), bucket_of(until) - 1))
+    affected = Span(during.first, max(during.last, after.last))  # tuples that it held reach the sinks after it
     usual = usual_gap(buckets, before, during)
     usually = rate(buckets, before)
     ratio = rate(buckets, during) / usually if usually else None
@@ -228,7 +229,7 @@ def effect_of(buckets: Sequence[Bucket], began: float, ended: float, until: floa
         in_ms(longest_gap(buckets, during, bucket_of(until))), in_ms(usual),
         round(ratio, 4) if ratio is not None else None,
         degraded(buckets, Span(during.first, after.last), usually, usual) if usually else dict.fromkeys(LEVELS),
-        in_ms(mean_latency(buckets, before)), in_ms(worst_latency(buckets, during)),
+        in_ms(mean_latency(buckets, before)), in_ms(worst_latency(buckets, affected)),
         in_ms(mean_latency(buckets, after)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from millrace.api.keyed.changes import Changes
 from millrace.api.keyed.declared import declared_states
 from millrace.api.keyed.keys import ATOMS, KeyPlaces
 from millrace.api.keyed.plain import KeyedState, Loaded
-from millrace.errors import CorruptCheckpoint, EncodingError, UnknownName, is_interrupt
+from millrace.errors import CorruptCheckpoint, EncodingError, KeyNotOwned, UnknownName, is_interrupt
 from millrace.state.packing import (
     TOO_ODD,
     UNREADABLE_VALUE,
@@ -33,6 +33,8 @@ LONGEST_CHAIN = 16  # pieces; a restore reads them all
 SPREAD = 0x9E3779B1  # multiplies group numbers so that those of a task differ, whatever their distance
 SLACK = 4096  # bytes by which the deltas of a chain may exceed its whole piece; else small groups would always be written whole
 
+T = TypeVar("T")
+OnDropped = Callable[[KeyNotOwned], None]
 Dues = dict[Any, float]  # expiry times by key
 Decoded = tuple[dict[str, Loaded], "Chain | None"]  # the content of a chain by state, and its length
 Columns = tuple[list[Any], list[Any], list[float], list[Any]]  # keys, values, expiry times, deleted keys
@@ -59,10 +61,11 @@ class Chain:
 
 
 class TaskState:
-    """All states of one task, by key group. `restore` adds a group, `drop` removes it."""
+    """All states of one task, by key group. `restore` adds a group, `drop` removes it. `dropped`: gets the error when entries
+    of other tasks' groups are found and dropped; without it, they are an error each time."""
 
-    def __init__(self, states: dict[str, KeyedState], places: KeyPlaces) -> None:
-        self.states, self.places, self._label = states, places, places.label
+    def __init__(self, states: dict[str, KeyedState], places: KeyPlaces, dropped: OnDropped | None = None) -> None:
+        self.states, self.places, self._label, self._dropped = states, places, places.label, dropped
         self._chains: dict[int, Chain] = {}
         self._spoiled: set[int] = set()
 
@@ -92,7 +95,20 @@ class TaskState:
         return self._pieces(self._changes(), whole, any_length=True)
 
     def _changes(self) -> dict[str, Changes]:
-        return {name: state.changes() for name, state in self.states.items()}
+        return self._rid_of_foreign(lambda: {name: state.changes() for name, state in self.states.items()})
+
+    def _rid_of_foreign(self, call: Callable[[], T]) -> T:
+        """The result of the call, which can be repeated. Entries of other tasks' groups are dropped if it fails for them:
+        setting an entry checks nothing, and the groups may have left before that."""
+        try:
+            return call()
+        except KeyNotOwned as error:
+            if self._dropped is None:
+                raise
+            found = {name: len(keys) for name, state in self.states.items() if (keys := state.drop_foreign())}
+            self._dropped(KeyNotOwned(f"{error}. Dropped such entries: {found}. A bolt that holds tuples and writes "
+                                     "their state later must expect that the key group has moved to another task"))
+            return call()
 
     def _pieces(self, changes: dict[str, Changes], whole: Container[int] | bool, any_length: bool = False,
                 among: Container[int] | None = None) -> dict[int, tuple[bool, bytes]]:
@@ -201,8 +217,12 @@ class TaskState:
         """Adds groups with their content, or replaces them."""
         for group in groups:
             self.places.own(group)
-        for name, state in self.states.items():
-            state.load({group: entries.get(name, ({}, {})) for group, (entries, _) in groups.items()})
+
+        def load() -> None:
+            for name, state in self.states.items():
+                state.load({group: entries.get(name, ({}, {})) for group, (entries, _) in groups.items()})
+
+        self._rid_of_foreign(load)
         for group, (_, chain) in groups.items():
             self._spoiled.discard(group)
             self._chains.pop(group, None)
@@ -257,9 +277,15 @@ class TaskState:
 
     def _clear(self, group: int) -> None:
         """Drops the entries of the group; its next piece is whole."""
-        for state in self.states.values():
-            state.unload([group])
+        self._unload([group])
         self.spoil([group])
+
+    def _unload(self, groups: Collection[int]) -> None:
+        def unload() -> None:
+            for state in self.states.values():
+                state.unload(groups)
+
+        self._rid_of_foreign(unload)
 
     def _joined(self, group: int, pieces: Sequence[bytes]) -> tuple[dict[str, Loaded], Chain | None]:
         """The entries of a chain by state, decoded, and its length and size."""
@@ -327,8 +353,7 @@ class TaskState:
 
     def drop(self, *groups: int) -> None:
         """Removes groups that this task no longer owns, with their entries."""
-        for state in self.states.values():
-            state.unload(groups)
+        self._unload(groups)
         for group in groups:
             self.places.disown(group)
             self._chains.pop(group, None)
@@ -369,11 +394,12 @@ class TaskState:
 
 
 def open_states(component: Any, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
-                now: Callable[[], float], owner_of: Callable[[int], int] | None = None) -> TaskState | None:
+                now: Callable[[], float], owner_of: Callable[[int], int] | None = None,
+                dropped: OnDropped | None = None) -> TaskState | None:
     """Opens the states that the component's class declares and puts them into the instance; None if it declares none.
 
     `group_of`: a key's group, or a hash to take modulo `key_groups`. `label`: names the task in errors. `now`: wall seconds.
-    `owner_of`: the task that owns a group, for errors.
+    `owner_of`: the task that owns a group, for errors. `dropped`: as of `TaskState`.
     """
     declared = declared_states(type(component))
     if not declared:
@@ -381,7 +407,7 @@ def open_states(component: Any, group_of: Callable[[Any], int], owned: Collectio
     places = KeyPlaces(group_of, owned, key_groups, label, owner_of)
     states = {name: state.open(places, now) for name, state in declared.items()}
     vars(component).update(states)
-    return TaskState(states, places)
+    return TaskState(states, places, dropped)
 
 
 def stored_entries(group: int, pieces: Sequence[bytes], label: str) -> dict[str, Loaded]:

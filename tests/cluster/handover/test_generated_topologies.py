@@ -34,8 +34,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run_without_faults(seed: int, guarantee: str) -> None:
     random = Random(seed)
-    replaying = (parts.Holding,) if guarantee == AT_LEAST else ()  # when they move
-    shape = generate(random, guarantee, LIMIT, without=replaying)
+    shape = generate(random, guarantee, LIMIT)
     run = GeneratedRun(shape, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(4, 12)):

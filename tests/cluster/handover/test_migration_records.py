@@ -20,6 +20,7 @@ from millrace.runtime.tasks.spout_tracking import SpoutTracking
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import logged_parts
 from support.cluster.logged_parts import LOG, Logged, LoggingSink
+from support.cluster.watched_moves import STATE, kind_of
 from support.cluster.wave_parts import Numbers
 
 TALLY, SINK = TaskId("tally", 0), TaskId("sink", 0)
@@ -124,6 +125,51 @@ def test_figures_are_those_of_the_sinks_own_log(task: TaskId, held: float, guara
     assert (row["lost"], row["repeated"], row["replayed"]) == (0, 0, 0)
     assert {name: row[name] for name in from_log(row)} == pytest.approx(from_log(row), rel=1e-3)
     assert row["peak_latency_ms"] >= row["latency_before_ms"] > 0 and row["latency_after_ms"] > 0
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+def test_the_peak_latency_is_that_of_tuples_which_the_migration_held(guarantee: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the sinks after its end, because the workers of the sinks stand still then."""
+    emitted, latencies = dict[int, float](), list[tuple[float, float]]()
+    generate, process_rows = Numbers.generate, LoggingSink.process_rows
+
+    def noted(self: Numbers, position: int) -> tuple[Any, ...]:
+        emitted[self.ordinal(position)] = LoggingSink.clock()
+        return generate(self, position)
+
+    def measured(self: LoggingSink, rows: list[Any]) -> None:
+        process_rows(self, rows)
+        latencies.extend((LoggingSink.clock(), LoggingSink.clock() - emitted[number]) for _, number, _ in rows)
+
+    monkeypatch.setattr(Numbers, "generate", noted)
+    monkeypatch.setattr(LoggingSink, "process_rows", measured)
+    cluster, kept = running(**{"topology.guarantee": guarantee}), list[Any]()
+    post, sinks = cluster.post, {slot for task, slot in cluster.where("logged").items() if task.component == "sink"}
+
+    def keep_state(sender: int, address: Any, frames: list[bytes]) -> None:
+        if kind_of(frames) == STATE:
+            kept.append((sender, address, frames))
+        else:
+            post(sender, address, frames)
+
+    cluster.post = keep_state  # type: ignore[method-assign]
+    (target,) = {0, 1, 2} - sinks
+    cluster.move("logged", TALLY, target)
+    cluster.run_until(lambda: bool(kept))
+    cluster.run(0.4)
+    cluster.post = post  # type: ignore[method-assign]
+    for message in kept:
+        post(*message)
+    cluster.holding |= sinks
+    until(cluster, RESTING)
+    cluster.run(0.2)
+    cluster.holding -= sinks
+    settle(cluster)
+    (row,) = cluster.migrations.past()
+    ended = row["at"] + row["phases_ms"]["done"] / 1000
+    late = max(latency for at, latency in latencies if ended + BUCKET_SECONDS < at < ended + 1.0)
+    assert late > 0.55, "the test is wrong: what the migration held came before its end"
+    assert late - 0.22 < row["peak_latency_ms"] / 1000 < late + 0.001, "time between workers does not count"
 
 
 @pytest.mark.parametrize("held", [0.0, 0.4])

@@ -10,7 +10,7 @@ from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import wave_parts as parts
 from support.cluster.moved_runs import assert_once_in_order, at_rest, flaws, until_processed
-from support.cluster.wave_runs import assert_exact, finish, start, until_wave
+from support.cluster.wave_runs import assert_exact, finish, start, tasks, until_wave
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 COMPONENTS = ("numbers", "one", "two", "tally", "ledger")
@@ -50,3 +50,14 @@ def test_nothing_is_lost_replayed_or_reordered_without_a_fault(topology: Any, co
     until_processed(cluster)
     assert not flaws(cluster), (flaws(cluster), cluster.said)
     assert_once_in_order(cluster)
+
+
+def test_what_an_incarnation_has_counted_is_not_forgotten_with_it() -> None:
+    cluster, task = start(), TaskId("tally", 0)
+    until_wave(cluster, 1)
+    old = next(each for each in tasks(cluster, "tally") if each.name == task)
+    old.meters.gaps, old.meters.repeats = 2, 3
+    move(cluster, task)
+    cluster.run_until(lambda: old.ended)
+    found = flaws(cluster)
+    assert (found["lost"], found["repeated"]) == (2, 3)

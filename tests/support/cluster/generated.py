@@ -102,19 +102,18 @@ class Shape:
             for part in self.parts)
 
 
-def generate(random: Random, guarantee: str, limit: int, without: tuple[Any, ...] = ()) -> Shape:
-    """A random topology without these kinds of bolts."""
+def generate(random: Random, guarantee: str, limit: int) -> Shape:
     while True:
-        made = tuple(_parts(random, [kind for kind in BOLTS if kind not in without]))
+        made = tuple(_parts(random))
         shape = Shape(made, guarantee, limit, random.choice([2, 5, 20]))
         if sum(len(copies) for copies in rows_at(shape, 0).values()) <= MOST_COPIES:
             return shape
 
 
-def _parts(random: Random, bolts: list[Any]) -> Iterator[Part]:
+def _parts(random: Random) -> Iterator[Part]:
     made = [Part(f"spout{index}", random.choice(SPOUTS), random.randint(1, 3)) for index in range(random.choice([1, 1, 2]))]
     for index in range(random.randint(1, 4)):
-        kind = random.choice(KEYED if random.random() < 0.4 else bolts)
+        kind = random.choice(KEYED if random.random() < 0.4 else BOLTS)
         sources = random.sample(made, min(len(made), random.choice([1, 1, 2, 3])))
         made.append(Part(f"bolt{index}", kind, random.randint(1, 3), tuple(
             (source.name, _grouping(random, source, kind)) for source in sources)))

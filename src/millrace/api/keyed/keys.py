@@ -52,6 +52,10 @@ class KeyPlaces:
         group_of_known = self._groups.get
         return [group if (group := group_of_known(key)) is not None else self.find(key, state) for key in keys]
 
+    def foreign(self, keys: Iterable[Any]) -> list[Any]:
+        """Those of the keys that belong to other tasks."""
+        return [key for key in keys if is_key(key) and self.group_of(key) % self.key_groups not in self._owned]
+
     def _make_room(self) -> None:
         held = sum(map(dict.__len__, self.states))  # of a paged state, the touched entries
         self._limit = max(KEYS_REMEMBERED, 2 * held)

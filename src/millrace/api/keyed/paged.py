@@ -256,6 +256,12 @@ class PagedState(KeyedState):
     def _unchanged(self, home: Page, key: Any, value: Any) -> bool:
         return home[key] is value and type(value) in ATOMS
 
+    def drop_foreign(self) -> list[Any]:
+        foreign = self._places.foreign(self._new_keys())
+        for key in foreign:
+            self._remove(key)
+        return foreign
+
     def entries(self, numbers: Collection[int], changes: Changes) -> dict[int, dict[Any, Any]]:
         entries = {number: dict(self._page(number)) for number in numbers}
         for number in entries:

@@ -125,6 +125,14 @@ class KeyedState(dict[Any, Any]):
         self._keys, self._values, self._numbers = (list(compress(column, stay))
                                                    for column in (self._keys, self._values, self._numbers))
 
+    def drop_foreign(self) -> list[Any]:
+        """Drops the entries of other tasks' groups; returns their keys. Only new entries can be such."""
+        self._align(list(self))
+        foreign = self._places.foreign(self._later())
+        for key in foreign:
+            dict.__delitem__(self, key)
+        return foreign
+
     def entries(self, numbers: Collection[int], changes: Changes) -> dict[int, dict[Any, Any]]:
         """All entries of these groups, in one pass; `changes`: the result of `changes()` now."""
         entries: dict[int, dict[Any, Any]] = {number: {} for number in numbers}

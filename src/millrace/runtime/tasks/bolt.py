@@ -161,7 +161,9 @@ class BoltTask(Task):
                 and not self.acks.verdicts and not self.due.pending)
 
     def drained(self, move: int, awaited: set[Incarnation], impatient: bool) -> bool:
-        return self.inbox.empty and self.inbox.moved.get(move, set()) >= awaited
+        """Bolts that collect batches run them before they leave; others that ack by hand have time to ack what they hold."""
+        held = bool(self.acks.unacked) and not self.component.auto_ack
+        return self.inbox.empty and self.inbox.moved.get(move, set()) >= awaited and (impatient or not held)
 
     def rewired(self) -> None:
         super().rewired()

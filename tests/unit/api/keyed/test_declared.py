@@ -42,8 +42,9 @@ class FakeClock:
         return self.time
 
 
-def opened(bolt: Any, owned: Any = range(GROUPS), now: Callable[[], float] = lambda: 0.0) -> TaskState:
-    state = open_states(bolt, stable_hash, owned, GROUPS, "count, task 3", now, owner_of=lambda group: 40 + group)
+def opened(bolt: Any, owned: Any = range(GROUPS), now: Callable[[], float] = lambda: 0.0,
+           dropped: Callable[[KeyNotOwned], None] | None = None) -> TaskState:
+    state = open_states(bolt, stable_hash, owned, GROUPS, "count, task 3", now, lambda group: 40 + group, dropped)
     assert state is not None
     return state
 
@@ -241,6 +242,31 @@ def test_setting_another_tasks_key_is_an_error_at_the_snapshot(put: Callable[[An
             task.snapshot()
     del getattr(bolt, name)[FOREIGN]
     assert task.snapshot() == {}
+
+
+@pytest.mark.parametrize("needs", [lambda task: task.snapshot(), lambda task: task.last_pieces(),
+                                   lambda task: task.extract([2], ()), lambda task: task.drop(2),
+                                   lambda task: task.restore(2, [])])
+@pytest.mark.parametrize("name", ["state", "lists", "recent"])
+def test_another_tasks_key_is_dropped_and_reported_once(needs: Callable[[TaskState], Any], name: str) -> None:
+    bolt, reported = Owns2(), list[KeyNotOwned]()
+    task = opened(bolt, owned=[2], dropped=reported.append)
+    bolt.lists.append(MINE, 1)
+    task.snapshot()
+    getattr(bolt, name)[FOREIGN] = 1
+    getattr(bolt, name)[MINE] = 2
+    needs(task)
+    assert FOREIGN not in list(getattr(bolt, name))
+    task.snapshot()
+    (error,) = reported
+    assert f"{FOREIGN!r} is not a key" in str(error) and f"Dropped such entries: {{{name!r}: 1}}" in str(error)
+
+
+def test_what_is_beside_a_dropped_key_is_in_the_snapshot(bolt: Any) -> None:
+    task = opened(bolt, owned=[2], dropped=lambda error: None)
+    bolt.state.update({FOREIGN: 1, MINE: 2})
+    (group, (whole, _)), = task.snapshot().items()
+    assert (group, whole, dict(bolt.state.items())) == (2, True, {MINE: 2})
 
 
 @pytest.mark.parametrize("key", [frozenset(), 1j, (1, frozenset())])

@@ -7,6 +7,7 @@ store thread and answers the master; the microbatch engine does both in line.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace.api.bolt import Bolt
@@ -89,7 +90,8 @@ class Snapshots:
         owners = self.task.topology.key_groups.get(definition.name, ()) if definition.keyed else ()
         if owners and isinstance(component, Bolt):
             self.state = open_states(component, stable_hash, self.owned_groups(), len(owners), str(self.task.name),
-                                     self.task.worker.clock.wall, self._owner_of)
+                                     self.task.worker.clock.wall, self._owner_of,
+                                     partial(self.task.report_error, tup=None))
         else:
             self.state = None
 

@@ -15,10 +15,11 @@ from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
+    from millrace.runtime.flow.channel import Channel
     from millrace.runtime.tasks.checkpointing.snapshots import Snapshot
     from millrace.runtime.tasks.task import Task
 
-PATIENCE = 0.5  # share of the time for a switch after which a spout leaves its open roots to be replayed
+PATIENCE = 0.5  # share of the time for a switch after which a task leaves what is not acked to be replayed
 
 
 class Departure:
@@ -31,6 +32,7 @@ class Departure:
         self._packing = False
         self._snapshot: Snapshot | None = None
         self._error: BaseException | None = None
+        self._ended: set[Channel] = set()  # channels that it has sent its end down
         self.frozen = False
         self.update(move)
 
@@ -66,8 +68,7 @@ class Departure:
         task.send_waiting()
         task.leave()
         self.frozen, task.started = True, False
-        for channel in task.channels.values():
-            channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
+        self._send_ends()
         paused = task.worker.clock.now() - self._froze_at
         if snapshot is not None:
             pieces = {**snapshot.pieces, STAGED: (True, snapshot.staged)} if snapshot.staged else snapshot.pieces
@@ -81,9 +82,14 @@ class Departure:
 
     def rewired(self) -> None:
         """Tell receivers that were placed anew since it froze, too, that it has ended."""
-        for channel in self._task.channels.values() if self.frozen else ():
-            if not channel.seq:
+        if self.frozen:
+            self._send_ends()
+
+    def _send_ends(self) -> None:
+        for channel in self._task.channels.values():
+            if channel not in self._ended:
                 channel.send_mark(wire.HandoverMark(wire.END, self.move.number))
+                self._ended.add(channel)
 
     @property
     def over(self) -> bool:
