@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-RESTS = 20.0  # seconds of rest for each second of work: several workers of a host may do such work at the same time
-MOST_SECONDS = 20.0  # of rest in one piece of work, however long it is: moves have a time limit
+RESTS = 16.0  # seconds of rest for each second of work: several workers of a host may do such work at the same time
+MOST_SECONDS = 12.0  # of rest in one piece of work, however long it is: moves have a time limit
 
 
 class PacedWork:
