@@ -132,7 +132,7 @@ class SlotControl:
     def _check(self, event: WorkerLeaves) -> None:
         slot, workers = event.slot, self._master.workers
         for topology in self._master.topologies.values():
-            if slot in _slots_of_migration(topology):
+            if topology.migration is not None and slot in topology.slots.union(topology.migration.sources.values()):
                 topology.check_free()
         if slot not in workers and (event.restarts or not event.expected):
             raise UnknownName(f"there is no worker {slot}; there are {', '.join(map(str, sorted(workers))) or 'none'}")
@@ -409,15 +409,6 @@ class SlotControl:
 def _idle(topology: TopologyState, task: TaskId) -> bool:
     """True if no move of the task is under way or waits."""
     return task not in topology.handover.waiting and topology.handover.moving(task) is None
-
-
-def _slots_of_migration(topology: TopologyState) -> set[int]:
-    """The slots whose workers a migration of the topology needs: all that have its tasks, or may get them by it."""
-    migration = topology.migration
-    if migration is None:
-        return set()
-    return {*(place.slot for place in topology.places.values()), *migration.moves.values(), *migration.sources.values(),
-            *migration.removed.values()}
 
 
 def _evacuees(topology: TopologyState, leave: Leave) -> list[TaskId]:
