@@ -228,16 +228,18 @@ class SparkLauncher:
         stay free for Spark's own jobs, as at the start."""
         url = parse_master(str(self._context.master))
         needed = count + 1 if url.on_this_machine else count
-        deadline, asked = time.monotonic() + (IDLE_SECONDS if url.on_this_machine else ROOM_SECONDS), False
+        began, asked = time.monotonic(), False
         while True:
             executors, workers = self._seen()
-            missing = missing_executors(needed, executors, self._cpus)
+            missing, all_ready = missing_executors(needed, executors, self._cpus), all(each.ready for each in executors)
             if not missing:
                 return executors, workers
-            if not asked and all(executor.ready for executor in executors) and self._starts_on_request(url.kind):
+            if not asked and all_ready and self._starts_on_request(url.kind):
                 asked = self._placement.ask_for_executors(min(len(executors) + missing, url.executors or UNLIMITED))
             never = url.on_this_machine and url.cores // self._cpus - len(self.slots()) < needed
-            if never or time.monotonic() >= deadline or self._stopped.wait(LOOK_SECONDS):
+            none_comes = url.on_this_machine and not asked and all_ready  # only cores that Spark does not know to be free yet
+            late = time.monotonic() - began >= (IDLE_SECONDS if none_comes else ROOM_SECONDS)
+            if never or late or self._stopped.wait(LOOK_SECONDS):
                 raise self._no_room(count, executors, url.on_this_machine)
 
     def _starts_on_request(self, kind: str) -> bool:

@@ -133,6 +133,16 @@ def test_an_executor_that_is_starting_is_waited_for_instead_of_asking_for_anothe
     assert not sparks.asked and next(looks, None) is None
 
 
+def test_on_one_machine_an_executor_that_is_starting_is_waited_for_longer_than_a_core(launched: Any,
+                                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROOM_SECONDS", 60.0)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    sparks = Sparks(executor(0, busy=2))
+    looks = iter([replace(executor(1), ready=False)] * 3)
+    monkeypatch.setattr(sparks, "registered", lambda: [*sparks.executors, next(looks, executor(1))])
+    assert launched(sparks, "local-cluster[2,2,700]").add(1) == (0,)
+
+
 def test_a_given_back_executor_is_not_counted_though_spark_lists_it(launched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOM_SECONDS", 60.0)
     cluster = launched(Sparks(executor(0), executor(1, busy=2), starts=[executor(2)]))
