@@ -66,7 +66,9 @@ def pairs_of(runs: Iterable[RunFigures]) -> dict[str, FigurePair | None]:
         "nstorm_degradation_to_storm*": index.pair(serious, "nstorm", "storm*", "wordcount", 1),
         # storm* has no delays, so a scale changes nothing for it
         "nstorm_degradation_to_storm*_scale_1": index.pair(serious, "nstorm", "storm*", "wordcount", 1, (PAPERS_DELAYS, "")),
+        "nstorm_degradation_to_storm*_16": index.pair(serious, "nstorm", "storm*", "wordcount", 16),
         "nstorm+_degradation_to_nstorm": index.pair(serious, "nstorm+", "nstorm", "wordcount", 16),
+        "nstorm+_degradation_to_nstorm_topn": index.pair(serious, "nstorm+", "nstorm", "topn", 4),
         "nstorm+_degradation_to_nstorm_long_cycles": index.pair(serious, "nstorm+", "nstorm", "wordcount", 16,
                                                                 (SAME_CYCLES, "")),
     }
