@@ -260,7 +260,7 @@ class Channel:
                 count, form, edge, list(lineage.roots), lineage.attempt, now - lineage.birth, lane,
                 now - origin if origin > 0 else origin)
             self.link.send([wire.encode(header), body])
-        elif self.target_incarnation == UNPLACED and count:
+        elif self.target_incarnation == UNPLACED and count and not lane:  # a lane's groups may get another owner: not held
             self._held.append(HeldChunk(stream, body, count, form, edge, lineage))
 
     def _count(self, count: int) -> int:
