@@ -17,9 +17,9 @@ ORDER = ["redaction", "errors", "checkout", "config", "api", "model", "scheduler
 # The same inside a folder with rooms: a room (or module) imports only itself and those before it.
 ROOMS = {
     "control": ["assignment", "backup_placement", "feeding", "in_flight", "ledger", "pauses", "moves", "migrations",
-                "migration_metrics", "strategies", "topology_status", "waves", "wording", "workers", "batches", "events",
-                "plan_diff", "scheduling", "submission", "topology_state", "wave_control", "moving", "worker_reports",
-                "master_state"],
+                "migration_metrics", "scaling", "strategies", "topology_status", "waves", "wording", "workers", "batches",
+                "events", "plan_diff", "scheduling", "submission", "topology_state", "wave_control", "moving",
+                "worker_reports", "master_state"],
     "runtime": ["clock", "durable", "meters", "node", "parent", "wire", "leftovers", "flow", "plans", "fragments",
                 "checkpoints", "taps", "feeds", "tasks", "worker"],
     "master": ["state_home", "state_view", "batch_log", "event_log", "load", "ended", "plans", "checkpoints", "scheduling",

@@ -62,7 +62,7 @@ class Move:
     switches, senders use the new place. `sources`: (task, incarnation) of the senders whose marks the old incarnation awaits.
 
     If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at
-    `new`."""
+    `new`. A task that `retires` gets no tuples from the beginning of its move on; `new` is its old place."""
 
     number: int
     task: TaskId
@@ -74,6 +74,7 @@ class Move:
     groups: tuple[int, ...] = ()
     target: TaskId = NO_TASK  # the task itself, unless only key groups move
     cold: bool = False  # state is copied only after the switch
+    retires: bool = False  # the task ends: nobody takes over
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class TopologyAssignment:
     moves: list[Move] = field(default_factory=list)  # tasks that are being handed over
     capturing: bool = False  # a task that has prepared a wave which captures processes nothing more
     reached: list[tuple[TaskId, int]] = field(default_factory=list)  # positions before which spouts have sent all, if reported
+    apart: list[TaskId] = field(default_factory=list)  # tasks that are starting or retiring: no tuples are routed to them
 
     @property
     def recovers(self) -> tuple[int, int]:

@@ -229,10 +229,11 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """A user changes the number of tasks of these components, from the next batch on."""
+    """The number of tasks of these components changes: by hand-over, or from the next batch on."""
 
     name: str
     par: Mapping[str, int]
+    cause: Cause = BY_PERSON
 
 
 @dataclass(frozen=True, slots=True)

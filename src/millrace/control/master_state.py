@@ -50,6 +50,7 @@ from millrace.control.moves import BY_ROLLBACK, LOSS, PERSON, Cause
 from millrace.control.moving.handover import HandoverControl
 from millrace.control.moving.migrating import MigrationControl
 from millrace.control.moving.plan_changes import PlanChanges
+from millrace.control.moving.rescaling import RescalingControl
 from millrace.control.moving.slots import SlotControl
 from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
 from millrace.control.topology_state import TopologyState
@@ -87,14 +88,19 @@ class MasterState:
         self._handovers = HandoverControl(self)
         self._slots = SlotControl(self, self._handovers, leave_limit, restart_wait)
         self._migrations = MigrationControl(self, self._handovers, self._slots)
-        self._plan_changes = PlanChanges(self, self._handovers, self._migrations)
+        self._rescalings = RescalingControl(self, self._handovers)
+        self._plan_changes = PlanChanges(self, self._handovers, self._migrations, self._rescalings)
         self._reports = WorkerReports(self, self._waves, self._slots)
         self._numbers = 0
 
     def handle(self, event: Event, now: float | None = None) -> list[Command]:
         """Decide on an event. `now`: its time; None: that of the last tick."""
         if now is not None:
-            self._handovers.now = self._slots.now = self._migrations.now = max(now, self._handovers.now)
+            self._handovers.now = max(now, self._handovers.now)
+            self._slots.now = self._migrations.now = self._rescalings.now = self._handovers.now
+        return [*self._decide(event), *self._rescalings.advance()]
+
+    def _decide(self, event: Event) -> list[Command]:
         match event:
             case WorkerJoined():
                 return [*self._joined(event), *self._migrations.advance()]
@@ -253,6 +259,9 @@ class MasterState:
     def begin_wave(self, topology: TopologyState) -> list[Command]:
         return self._waves.begin(topology)
 
+    def admit(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+        return self._waves.admit(topology, tasks)
+
     def drop_wave(self, topology: TopologyState) -> list[Command]:
         return self._waves.drop(topology)
 
@@ -346,6 +355,7 @@ class MasterState:
     def _ticked(self, now: float) -> list[Command]:
         late = [topology for topology in self.topologies.values() if topology.status == STOPPING and now >= topology.deadline]
         commands = [command for topology in late for command in self._give_up(topology)]
+        self._rescalings.now = now
         return [*commands, *self._waves.tick(now), *self._handovers.tick(now), *self._slots.tick(now),
                 *self._migrations.tick(now)]
 
@@ -360,7 +370,8 @@ class MasterState:
         """Remove the topology; `how` is reported to users."""
         topology.become(ENDED)
         del self.topologies[topology.graph.name]
-        records = [*self._handovers.ended(topology, how), *self._migrations.ended(topology, how)]
+        records = [*self._handovers.ended(topology, how), *self._migrations.ended(topology, how),
+                   *self._rescalings.ended(topology, how)]
         return [Say(how, topology.graph.name), *records, self.distribute(), *self._waves.delete_abandoned(topology),
                 Ended(topology.graph.name, topology.uncommitted)]
 

@@ -72,6 +72,7 @@ class Moving:
     copied_bytes: int = 0
     delta_bytes: int = 0
     pause: float = 0.0  # seconds in which no incarnation worked
+    retires: bool = False  # the task ends, and nobody takes over
 
     @property
     def tasks(self) -> tuple[TaskId, ...]:
@@ -107,6 +108,7 @@ class Handover:
 
     waiting: dict[TaskId, Wanted] = field(default_factory=dict)
     regrouping: dict[GroupId, Regrouping] = field(default_factory=dict)
+    retiring: dict[TaskId, Cause] = field(default_factory=dict)  # tasks that wait to end because there are too many
     batch: list[Moving] = field(default_factory=list)
     phase: str = RESTING
     stateful: bool = False  # some task of the batch has state
@@ -148,7 +150,7 @@ class Handover:
 
     def moving(self, task: TaskId) -> Moving | None:
         """The move of a task, as a whole, that is under way."""
-        return next((moving for moving in self.batch if moving.task == task and not moving.groups), None)
+        return next((moving for moving in self.batch if moving.task == task and not moving.groups and not moving.retires), None)
 
     def under_way(self, plan: Plan) -> tuple[set[TaskId], set[GroupId]]:
         """The tasks and the key groups whose moves are under way as the plan wants them."""
@@ -185,6 +187,11 @@ class Handover:
         return self.last_number
 
     @property
+    def leaving_for_good(self) -> list[TaskId]:
+        """The tasks that retire, or wait to."""
+        return [*self.retiring, *(moving.task for moving in self.batch if moving.retires)]
+
+    @property
     def copies(self) -> bool:
         """True while new incarnations copy state: that of a wave must not be deleted before they have it, however many waves
         are committed meanwhile."""
@@ -193,7 +200,7 @@ class Handover:
     @property
     def at_rest(self) -> bool:
         """True if nothing moves or waits to be moved."""
-        return self.phase == RESTING and not self.waiting and not self.regrouping
+        return self.phase == RESTING and not self.waiting and not self.regrouping and not self.retiring
 
     @property
     def progress(self) -> float:
@@ -208,8 +215,8 @@ class Handover:
         phase = SWITCH if self.phase == SWITCH else ARM
         return [Move(moving.number, moving.task, moving.old, moving.new, phase, self.base, [
             (source, incarnation) for source, incarnation in moving.sources
-            if source in places and places[source].incarnation == incarnation], moving.groups, moving.target, self.cold)
-            for moving in self.batch]
+            if source in places and places[source].incarnation == incarnation], moving.groups, moving.target, self.cold,
+            moving.retires) for moving in self.batch]
 
 
 def tasks_in(moves: Iterable[Moving]) -> tuple[TaskId, ...]:
@@ -266,6 +273,13 @@ def batch_of(graph: TopologyGraph, waiting: Iterable[TaskId], limits: BatchLimit
         batch.append(task)
         components.add(task.component)
     return batch
+
+
+def retiring_batch(graph: TopologyGraph, waiting: Iterable[TaskId], limits: BatchLimits) -> list[TaskId]:
+    """The tasks that retire next: those of one component, the last ones first, as many as the limits allow."""
+    order = {component.name: position for position, component in enumerate(graph.components)}
+    tasks = sorted(waiting, key=lambda task: (order[task.component], -task.index))
+    return [task for task in tasks if task.component == tasks[0].component and limits.admit(0)]
 
 
 def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]], waiting: Mapping[GroupId, Regrouping],

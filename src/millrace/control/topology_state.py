@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from millrace.config import AT_MOST_ONCE, GUARANTEE
@@ -10,6 +11,7 @@ from millrace.control.assignment import Place, TopologyAssignment
 from millrace.control.backup_placement import backups
 from millrace.control.migrations import Recovery
 from millrace.control.moves import Handover
+from millrace.control.scaling import GROW, Scaling
 from millrace.control.strategies.under_way import MigrationUnderWay
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
 from millrace.control.waves import Waves
@@ -52,6 +54,7 @@ class TopologyState:
     offsets: str = ""  # the run under which Spark's positions are recorded; also in the manifests
     handover: Handover = field(default_factory=Handover)
     migration: MigrationUnderWay | None = None  # of tasks, by another strategy than hand-over
+    scaling: Scaling | None = None  # the numbers of its tasks are being changed
     held_back: bool = False  # its spouts wait for the migration
     capturing: bool = False  # its tasks keep their input after the next wave, for the migration
     recovery: Recovery | None = None  # tasks are being placed anew after a loss
@@ -78,10 +81,14 @@ class TopologyState:
         self._status = status
 
     def check_free(self) -> None:
-        """Raise `TopologyError` while a migration is under way that nothing else may change."""
+        """Raise `TopologyError` while a migration or a change of parallelism is under way that nothing else may change."""
         if self.migration is not None:
             raise TopologyError(f"{self.graph.name!r} is being migrated by {self.migration.strategy}: try again when that is "
                                 "over (millrace moves shows it)")
+        if self.scaling is not None:
+            wanted = ", ".join(f"{name}={par}" for name, par in sorted(self.scaling.wanted.items()))
+            raise TopologyError(f"{self.graph.name!r} is being scaled to {wanted}: try again when that is over (millrace moves "
+                                "shows it)")
 
     @property
     def batched(self) -> bool:
@@ -106,6 +113,26 @@ class TopologyState:
         return self.status == RUNNING and not self.spouts_wait and not self.resting and not self.held_back
 
     @property
+    def apart(self) -> list[TaskId]:
+        """The tasks that no tuples are routed to: those that are starting because there are to be more, and those that
+        retire."""
+        joining = self.scaling.joining if self.scaling is not None and self.scaling.phase == GROW else ()
+        return sorted({*joining, *self.handover.leaving_for_good})
+
+    def remove(self, tasks: Iterable[TaskId]) -> None:
+        """Take tasks that have ended, the last ones of their components, out of the topology. A new plan must follow."""
+        gone = set(tasks)
+        left = Counter(task.component for task in self.graph.tasks() if task not in gone)
+        self.graph = replace(self.graph, components=tuple(replace(component, par=left[component.name])
+                                                          for component in self.graph.components))
+        for by_task in (self.places, self.homes, self.positions, self.reached, self.executed):
+            for task in gone:
+                by_task.pop(task, None)
+        self.version += 1
+        if self.waves is not None:
+            self.waves.dismiss(gone)
+
+    @property
     def failed_waves(self) -> int:
         """Waves abandoned in a row."""
         return self.waves.failed if self.waves is not None else 0
@@ -125,7 +152,7 @@ class TopologyState:
         plain = TopologyAssignment(self.number, self.graph, self.version, self.active, sorted(self.places.items()),
                                    self.key_groups, sorted(self.positions.items()), self.losses,
                                    reached=sorted(self.reached.items()), moves=self.handover.moves(self.places),
-                                   capturing=self.capturing)
+                                   capturing=self.capturing, apart=self.apart)
         if self.waves is None:
             return plain
         blocks, holders = backups(self.graph, {task: place.slot for task, place in self.places.items()}, nodes)

@@ -135,6 +135,11 @@ class WaveControl:
         assert topology.waves is not None
         return self._carry_out(topology, topology.waves.tick(self.now)) if topology.waves.phase == IDLE else []
 
+    def admit(self, topology: TopologyState, tasks: Iterable[TaskId]) -> list[Command]:
+        """Let further tasks, which start without state, take part in the waves."""
+        assert topology.waves is not None
+        return self._carry_out(topology, topology.waves.admit(tasks, self.now))
+
     def drop(self, topology: TopologyState) -> list[Command]:
         """Roll back the wave that is being prepared, if there is one."""
         assert topology.waves is not None
@@ -153,9 +158,9 @@ class WaveControl:
         topology = self._numbered(event.topology, event.epoch)
         if topology is None or topology.waves is None:
             return []
-        task = topology.graph.task(event.task)
-        place = topology.places.get(task)
-        if place is None or place.incarnation != event.incarnation:
+        task = topology.graph.find(event.task)
+        place = topology.places.get(task) if task is not None else None
+        if task is None or place is None or place.incarnation != event.incarnation:
             return []
         reports: list[Command] = []
         if event.error and event.kind == INIT:

@@ -92,7 +92,8 @@ WaveStep = Send | Store | Claim | Restored | Committed | Abandoned | RolledBack
 
 @dataclass(slots=True)
 class Waves:
-    """One wave at a time. `tasks` are all tasks of the topology; they change only with `restore`."""
+    """One wave at a time. `tasks` are all tasks of the topology; they change with `restore`, and between waves with `admit` and
+    `dismiss`."""
 
     interval: float
     timeout: float
@@ -120,7 +121,8 @@ class Waves:
     failed: int = 0  # waves abandoned since the last commit
     refused: bool = False  # the store refused the claim: try again
     requested: bool = False  # a wave is wanted after the current one, without waiting for the interval
-    held: bool = False  # none begins: a task is being handed over
+    held: bool = False  # none begins: a task is being handed over, or tasks are added
+    admitting: bool = False  # the INIT being sent is for tasks that were added, and for these alone
     init_cycle: tuple[float, float] | None = None  # of a migration: INITs go out only at this time and every so many seconds
     closing: bool = False  # the next wave is the last one: repeat it without waiting for the interval until it is committed
 
@@ -138,11 +140,26 @@ class Waves:
         """Start the tasks, for the first time or again: they wait for INIT. A wave in progress is dropped. `claim`: nothing is
         discarded before the new epoch is in the store."""
         self.tasks, self.epoch = tuple(tasks), epoch
-        self.records, self.waiting = {}, set()
+        self.records, self.waiting, self.admitting = {}, set(), False
         if not claim:
             return self._init(now)
         self.phase, self.refused = CLAIM, False
         return [Claim()]
+
+    def admit(self, tasks: Iterable[TaskId], now: float) -> list[WaveStep]:
+        """Count further tasks, which start without state, among those of the topology: they wait for INIT, too. No wave may be
+        under way."""
+        new = tuple(tasks)
+        self.tasks, self.phase, self.waiting, self.admitting = (*self.tasks, *new), INIT, set(new), True
+        return [self._again(now)]
+
+    def dismiss(self, tasks: Iterable[TaskId]) -> None:
+        """Forget tasks that have ended. No wave may be under way, other than an INIT that waits for these alone."""
+        gone = set(tasks)
+        self.tasks = tuple(task for task in self.tasks if task not in gone)
+        self.waiting -= gone
+        if self.admitting and not self.waiting:
+            self.phase, self.admitting = IDLE, False
 
     def claimed(self, wave: int, error: str, now: float) -> list[WaveStep]:
         """Record that the epoch is entered in the store, or try again if it could not be."""
@@ -228,6 +245,9 @@ class Waves:
             self.phase, self.sent = STORING, now
             return [Store(self.wave, self._recorded())]
         kind, self.phase = self.phase, IDLE
+        if self.admitting:
+            self.admitting = False
+            return []
         if kind == INIT:
             self.init_cycle = None
             # A first wave soon: until then a failure would roll back to the start. After a roll-back or a restart it waits for

@@ -85,8 +85,8 @@ class WorkerReports:
             topology = by_number.get(number)
             if topology is None or topology.waves is None or event.revision < topology.ready_at:
                 continue
-            task = topology.graph.task(task_number)
-            if executed != topology.executed.get(task, 0):
+            task = topology.graph.find(task_number)
+            if task is not None and executed != topology.executed.get(task, 0):
                 topology.executed[task] = executed
                 busy.setdefault(number, {})[task] = passed
         for number, tasks in busy.items():
@@ -112,13 +112,14 @@ def _note_positions(event: WorkerReported, by_number: Mapping[int, TopologyState
         if topology is None or topology.batched:  # its manifest has the positions of a batch
             continue
         if topology.waves is None or event.revision >= topology.ready_at:
-            task = topology.graph.task(task_number)
-            topology.positions[task] = max(position, topology.positions.get(task, 0))
+            task = topology.graph.find(task_number)
+            if task is not None:
+                topology.positions[task] = max(position, topology.positions.get(task, 0))
 
 
 def _note_reached(event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
     for number, task_number, position in event.reached:
         topology = by_number.get(number)
-        if topology is not None:
-            task = topology.graph.task(task_number)
+        task = topology.graph.find(task_number) if topology is not None else None
+        if topology is not None and task is not None:
             topology.reached[task] = max(position, topology.reached.get(task, 0))

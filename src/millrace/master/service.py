@@ -378,10 +378,9 @@ class Master:
             self._end_failed(name, error)
             return
         self._carry_out(commands)
-        if isinstance(event, Replanned | Rescaled):
-            for name, topology in self.state.topologies.items():
-                if name in self.observed and self.observed[name].graph is not topology.graph:
-                    self.observed[name].follow(topology.graph)
+        for name, topology in self.state.topologies.items():
+            if name in self.observed and self.observed[name].graph is not topology.graph:
+                self.observed[name].follow(topology.graph)
 
     def _concerned(self, event: Event) -> str | None:
         """The topology of an event that the engine has told, and no user's request."""

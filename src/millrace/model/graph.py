@@ -221,6 +221,13 @@ class TopologyGraph(_GraphCache):
             return TaskId(self.components[position - 1].name, index)
         raise UnknownName(f"no task of {self.name!r} has the number {number:#x}")
 
+    def find(self, number: int) -> TaskId | None:
+        """The task with this number; None if there is none, for example because its component has fewer tasks now."""
+        try:
+            return self.task(number)
+        except UnknownName:
+            return None
+
     def _position(self, name: str) -> int:
         try:
             positions = self._positions

@@ -109,6 +109,16 @@ def rescaled_key_groups(old: Sequence[int], par: int) -> tuple[int, ...]:
     return tuple(next(takers) if owner < 0 else owner for owner in new)
 
 
+def fewest_group_moves(old: Sequence[int], par: int) -> int:
+    """The least number of key groups that change owner if `par` tasks are to own them as evenly as possible."""
+    _check_key_groups(len(old), par)
+    kept = Counter(owner for owner in old if owner < par)
+    least, larger = divmod(len(old), par)
+    shares = [least + (rank < larger) for rank in range(par)]
+    by_size = sorted((kept[task] for task in range(par)), reverse=True)
+    return len(old) - sum(map(min, by_size, shares))
+
+
 def _check_key_groups(groups: int, par: int) -> None:
     if par < 1:
         raise TopologyError(f"key groups cannot be distributed over {par} tasks: par must be at least 1")

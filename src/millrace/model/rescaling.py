@@ -1,4 +1,4 @@
-"""Changes the number of tasks of bolts in a topology that runs in batches, and checks that it may change."""
+"""Changes the number of tasks of bolts in a running topology, and checks that it may change."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from millrace.config import KEY_GROUP_COUNT
 from millrace.errors import TopologyError
 from millrace.model.graph import TASKS_LIMIT, ComponentDef, TopologyGraph
 
+FIXED_GROUPINGS = {
+    "global": "all its tuples go to its first task, so that others would get none",
+    "direct": "its senders choose the task of each tuple, and may know only those that there were when they started",
+}
+
 
 def rescaled(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
     """The graph with these numbers of tasks; the graph itself if nothing changes. All or nothing: an error with the reason if
     one of the components cannot be scaled."""
-    if not graph.batched:
-        raise TopologyError(f"{graph.name!r} runs on resident workers, and a resident topology keeps its parallelism while it "
-                            "runs: start it with --engine microbatch, or kill it and run it again with --resume and --par")
     for name, tasks in par.items():
         _check(graph, graph.component(name), tasks)
     if all(graph.component(name).par == tasks for name, tasks in par.items()):
@@ -37,7 +39,11 @@ def _check(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
     if component.own_state:
         raise TopologyError(f"{name!r} of {graph.name!r} defines snapshot(), so each of its {component.par} tasks has its own "
                             "state: their number is fixed. Keep the state by key instead: key groups can be redistributed")
+    for kind, why in FIXED_GROUPINGS.items():
+        if any(read.grouping.kind == kind for read in component.inputs):
+            raise TopologyError(f"{name!r} of {graph.name!r} has a {kind} grouping: {why}. It keeps its {component.par} "
+                                f"{'task' if component.par == 1 else 'tasks'}")
     if component.keyed and tasks > graph.key_groups:
         raise TopologyError(f"{name!r} of {graph.name!r} cannot have {tasks} tasks: its state has {graph.key_groups} key "
-                            f"groups, and each task needs one. {KEY_GROUP_COUNT.key} sets their number, which is fixed while "
-                            "it runs")
+                            f"groups, and each task needs one, so it can have {graph.key_groups} at most. "
+                            f"{KEY_GROUP_COUNT.key} sets their number, which is fixed while it runs")

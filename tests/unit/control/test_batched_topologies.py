@@ -369,11 +369,6 @@ def test_state_that_belongs_to_tasks_keeps_their_number() -> None:
         story.on(Rescaled("words", {"top": 3}))
 
 
-def test_a_resident_topology_keeps_its_parallelism() -> None:
-    with pytest.raises(TopologyError, match="a resident topology keeps its parallelism while it runs: start it with --engine"):
-        Story(2).running().on(Rescaled("words", {"count": 3}))
-
-
 def test_it_cannot_be_scaled_while_it_waits_or_ends() -> None:
     with pytest.raises(TopologyError, match="is waiting"):
         running(0).on(Rescaled("words", {"count": 3}))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from millrace.config import HANDOVER_PREPARE_LIMIT, HANDOVER_SWITCH_LIMIT
-from millrace.control.assignment import ARM, SWITCH, Place
+from millrace.control.assignment import ARM, SWITCH
 from millrace.control.events import Command, Migrated, MoveArmed, MoveTaken, Say
 from millrace.control.migrations import CANCELLED, COMPLETED, ROLLED_BACK, handed_over
 from millrace.control.moves import (
@@ -26,20 +26,18 @@ from millrace.control.moves import (
     RESTING,
     RETURN,
     SCHEDULER,
-    BatchLimits,
     Cause,
     GroupId,
     Handover,
     Moving,
     Regrouping,
     Wanted,
-    batch_of,
     causes_of,
     connected,
-    group_batch,
     tasks_in,
 )
 from millrace.control.moving.acker_moves import AckerMoves, AckerTopologies
+from millrace.control.moving.next_batch import next_batch
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.control.waves import IDLE
@@ -96,6 +94,11 @@ class HandoverControl:
         waiting.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
         queued = self._queued(topology, groups_named(owners), revised, cause, tasks_of(topology, owners))
         return [*queued, *self.begin(topology)]
+
+    def retire(self, topology: TopologyState, tasks: Iterable[TaskId], cause: Cause) -> list[Command]:
+        """End tasks for good, the last ones of their components, as soon as they own no key group and have nothing to do."""
+        topology.handover.retiring.update(dict.fromkeys(tasks, cause))
+        return self.begin(topology)
 
     def _queued(self, topology: TopologyState, what: str, revised: bool, cause: Cause,
                 tasks: tuple[TaskId, ...]) -> list[Command]:
@@ -224,7 +227,7 @@ class HandoverControl:
         """The topology returns to its last wave: the moves of tasks that begin again end. Those that have switched begin at
         their new places."""
         handover, why = topology.handover, topology.restarts_because
-        ended = [moving for moving in handover.batch if not _in_place(topology, moving)]
+        ended = _together(topology, [moving for moving in handover.batch if not _in_place(topology, moving)])
         if not ended or handover.phase != SWITCH:
             return self._cancel(topology, ended, f"the topology rolls back: {why}")
         ends = [*self._migrated(topology, ended, ROLLED_BACK, why), *self._drop(topology, ended)]
@@ -241,62 +244,34 @@ class HandoverControl:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def begin(self, topology: TopologyState) -> list[Command]:
-        """Arm the next batch, if moves wait: tasks or key groups, in turns if both do."""
-        handover, migration = topology.handover, topology.migration
+        """Arm the next batch, if moves wait."""
+        handover, before = topology.handover, topology.version
         if handover.phase != RESTING or topology.status not in (RUNNING, PAUSED):
             return []
-        if migration is not None and not migration.hands_over:
-            return []
-        before = topology.version
-        if migration is not None:  # key groups move after it
-            handover.batch = self._next_tasks(topology)
-        elif handover.groups_next:
-            handover.batch = self._next_groups(topology) or self._next_tasks(topology)
-        else:
-            handover.batch = self._next_tasks(topology) or self._next_groups(topology)
+        handover.batch = next_batch(topology, self._master.workers)
         if not handover.batch:
             return []
         handover.groups_next = not handover.batch[0].groups
         handover.from_version, handover.in_flight = before, sum(topology.in_flight.values())
-        handover.stateful = any(topology.graph.component(moving.task.component).stateful for moving in handover.batch)
+        handover.stateful = any(topology.graph.component(moving.task.component).stateful and not moving.retires
+                                for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
         handover.phase, handover.since, handover.began = ARM, self.now, self.now
         return [self._master.distribute()]
-
-    def _next_tasks(self, topology: TopologyState) -> list[Moving]:
-        handover = topology.handover
-        handover.waiting = {task: wanted for task, wanted in handover.waiting.items() if wanted.slot in self._master.workers
-                            and task in topology.places and topology.places[task].slot != wanted.slot}
-        sizes = topology.checkpoint.task_sizes() if topology.checkpoint is not None else {}
-        tasks = batch_of(topology.graph, handover.waiting, BatchLimits.of(topology.graph.config), sizes)
-        if tasks:
-            handover.supersede(topology.plan)
-            topology.version += 1
-        return [Moving(handover.next_number(), task, task, topology.places[task], Place(wanted.slot, topology.version),
-                       wanted.cause) for task in tasks for wanted in [handover.waiting.pop(task)]]
-
-    def _next_groups(self, topology: TopologyState) -> list[Moving]:
-        handover, places = topology.handover, topology.places
-        handover.regrouping = {group: wanted for group, wanted in handover.regrouping.items()
-                               if topology.key_groups[group[0]][group[1]] != wanted.owner}
-        moves = []
-        batch = group_batch(topology.graph, topology.key_groups, handover.regrouping, BatchLimits.of(topology.graph.config),
-                            topology.checkpoint.group_sizes() if topology.checkpoint is not None else {})
-        for (name, old, new), groups in batch.items():
-            source, target = TaskId(name, old), TaskId(name, new)
-            if source in places and target in places:
-                causes = [handover.regrouping.pop((name, group)).cause for group in groups]
-                moves.append(Moving(handover.next_number(), source, target, places[source], places[target], causes[0],
-                                    tuple(groups)))
-        return moves
 
     def _advance(self, topology: TopologyState) -> list[Command]:
         """Enter the next phase if the new incarnations have what they need."""
         handover, waves = topology.handover, topology.waves
         rebased = self._rebase(topology)
+        for moving in handover.batch:
+            if moving.retires and not self._behind(topology):  # nothing is sent to it any more
+                moving.armed = 0
         if any(moving.armed < 0 for moving in handover.batch):
             return rebased
-        if handover.phase == ARM and handover.base[0] and waves is not None and not handover.cold:
+        publishes = _publishes(topology)
+        if publishes and handover.phase == ARM and waves is not None and waves.phase != IDLE:
+            return rebased  # that wave may have begun while the task still got tuples
+        if handover.phase == ARM and waves is not None and not handover.cold and (handover.base[0] or publishes):
             handover.phase, handover.since = REFRESH, self.now
             waves.request(self.now)
         if waves is not None:
@@ -347,7 +322,7 @@ class HandoverControl:
                 owners = topology.key_groups[moving.task.component]
                 topology.key_groups[moving.task.component] = tuple(
                     moving.target.index if group in moving.groups else owner for group, owner in enumerate(owners))
-            else:
+            elif not moving.retires:
                 topology.places[moving.task] = moving.new
         handover.in_flight = sum(topology.in_flight.values())
         handover.phase, handover.since, topology.quiet = SWITCH, self.now, {}
@@ -384,7 +359,7 @@ class HandoverControl:
         batch, seconds, ends = handover.batch, self.now - handover.began, self._migrated(topology, handover.batch)
         self._rest(topology)
         reports: list[Command] = []
-        if batch:
+        if batch and not batch[0].retires:
             pause = max(moving.pause for moving in batch)
             reports.append(Say(f"{_done_text(batch)} in {seconds:.1f} s, with a pause of {pause * 1000:.0f} ms",
                                topology.graph.name, cause=causes_of(batch), tasks=tasks_in(batch)))
@@ -394,7 +369,7 @@ class HandoverControl:
 
     def _cancel(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Cancel moves that have not switched: their tasks stay where they are."""
-        cancelled = list(moves)
+        cancelled = _together(topology, list(moves))
         if not cancelled or topology.handover.phase == SWITCH:
             return []
         ends = [*self._migrated(topology, cancelled, CANCELLED, reason), *self._drop(topology, cancelled)]
@@ -433,10 +408,16 @@ class HandoverControl:
         if topology.migration is not None:  # a step of it
             topology.migration.note_moves(record)
             return []
+        if topology.scaling is not None and record.cause == str(topology.scaling.cause):
+            topology.scaling.note_moves(record)
+            return []
         return [Migrated(record)]
 
     def _rest(self, topology: TopologyState) -> None:
+        retired = [moving.task for moving in topology.handover.batch if moving.retires]
         topology.handover.batch, topology.handover.phase = [], RESTING
+        if retired:
+            topology.remove(retired)
         if topology.waves is not None:
             topology.waves.held = False
 
@@ -452,7 +433,21 @@ def _failing_with(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
     """The moves that fail if these fail after they have switched. If a task that gives or takes key groups is lost, none of its
     other moves can end; and the task at the other end of one that cannot lacks groups, or has too many, until it is restored.
     Exactly once, all tasks are restored anyway."""
-    return moves if topology.graph.exactly_once else connected(topology.handover.batch, tasks_in(moves))
+    if topology.graph.exactly_once or any(moving.retires for moving in moves):
+        return _together(topology, moves)
+    return connected(topology.handover.batch, tasks_in(moves))
+
+
+def _together(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
+    """These moves; all of the batch if tasks retire. They are of one component, and none may end that has others after it."""
+    return list(topology.handover.batch) if any(moving.retires for moving in moves) else moves
+
+
+def _publishes(topology: TopologyState) -> bool:
+    """True if tasks retire whose output is visible only once it is committed: one more wave must be."""
+    graph = topology.graph
+    return graph.exactly_once and any(moving.retires and graph.component(moving.task.component).commits
+                                      for moving in topology.handover.batch)
 
 
 def _in_place(topology: TopologyState, moving: Moving) -> bool:

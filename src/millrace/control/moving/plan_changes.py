@@ -22,6 +22,7 @@ from millrace.control.moves import (
 )
 from millrace.control.moving.handover import HandoverControl, tasks_of
 from millrace.control.moving.migrating import MigrationControl
+from millrace.control.moving.rescaling import RescalingControl
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import Replace
 from millrace.control.topology_state import TopologyState
@@ -60,8 +61,9 @@ class PlannedTopologies(Protocol):
 class PlanChanges:
     """Every method returns the commands to carry out, or raises without changing anything."""
 
-    def __init__(self, master: PlannedTopologies, handovers: HandoverControl, migrations: MigrationControl) -> None:
-        self._master, self._handovers, self._migrations = master, handovers, migrations
+    def __init__(self, master: PlannedTopologies, handovers: HandoverControl, migrations: MigrationControl,
+                 rescalings: RescalingControl) -> None:
+        self._master, self._handovers, self._migrations, self._rescalings = master, handovers, migrations, rescalings
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -189,6 +191,8 @@ class PlanChanges:
     def rescaled(self, event: Rescaled) -> list[Command]:
         """Change the number of tasks, for all components named or none. As few key groups as possible change owner."""
         topology = self._master.topology(event.name)
+        if not topology.batched:
+            return self._rescalings.requested(event)
         graph = rescaled(topology.graph, event.par)
         _check_changeable(topology)
         if graph is topology.graph:
@@ -201,7 +205,8 @@ class PlanChanges:
         owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
                   for name, groups in topology.key_groups.items()}
         _take_plan(topology, graph, placement, owners)
-        return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=PERSON), self._master.distribute()]
+        return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=str(event.cause)),
+                self._master.distribute()]
 
     def move_home(self, topology: TopologyState, slot: int) -> list[Command]:
         """Return tasks to the slot that they had to leave, so that it is used again. Those that cannot be moved, or are on

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.bolt import Bolt
 from millrace.config import CHANNEL_SECONDS, MESSAGE_TIMEOUT
-from millrace.model.graph import TaskId
+from millrace.model.graph import ComponentDef, TaskId
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.overtaken import Overtaken
 from millrace.runtime.flow.pace import Pace
@@ -164,6 +164,10 @@ class BoltTask(Task):
         """Bolts that collect batches run them before they leave; others that ack by hand have time to ack what they hold."""
         held = bool(self.acks.unacked) and not self.component.auto_ack
         return self.inbox.empty and self.inbox.moved.get(move, set()) >= awaited and (impatient or not held)
+
+    def redefine(self, definition: ComponentDef) -> None:
+        super().redefine(definition)
+        self.inbox.take_senders()
 
     def rewired(self) -> None:
         super().rewired()

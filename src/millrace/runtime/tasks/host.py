@@ -110,6 +110,14 @@ class TaskTopology(Protocol):
     holders: dict[TaskId, list[int]]  # slots that keep blocks of a task's snapshots
 
     @property
+    def apart(self) -> frozenset[TaskId]:
+        """Tasks that are starting or retiring: no tuples are routed to them."""
+
+    @property
+    def retiring(self) -> frozenset[TaskId]:
+        """Those of them that get nothing at all any more."""
+
+    @property
     def key_groups(self) -> Mapping[str, tuple[int, ...]]: ...
 
     @property

@@ -119,6 +119,18 @@ class Inbox:
             self.waiting.append(delivery)
             self._release()
 
+    def take_senders(self) -> None:
+        """Expect waves from the senders of the current graph. One that has retired has sent everything, so a wave that waits
+        for it alone passes now."""
+        graph, alignment, waves = self._task.topology.graph, self.alignment, self._task.waves
+        alignment.sources = frozenset(map(graph.number, graph.upstream(self._task.name.component)))
+        self.inlets = {key: inlet for key, inlet in self.inlets.items() if graph.find(key[0]) is not None}
+        if alignment.complete:
+            assert alignment.mark is not None
+            self.waiting.append(Delivery(NOWHERE, 0, alignment.mark, 0, wire.WAVE, True, 0, UNTRACKED))
+            self._release()
+        waves.await_only(alignment.sources)
+
     def _unreadable_mark(self, error: wire.WireError) -> None:
         self._worker.counters["malformed"] += 1
         if self._task.topology.graph.exactly_once:  # a chunk that came as a mark is missing

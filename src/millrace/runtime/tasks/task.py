@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from millrace.runtime.flow.routing import ByFields
     from millrace.runtime.tasks.handover.arrival import Arrival
     from millrace.runtime.tasks.handover.departure import Departure
+    from millrace.runtime.tasks.handover.retirement import Retirement
     from millrace.runtime.tasks.handover.succession import Incarnation
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
 
@@ -75,7 +76,7 @@ class Task:
         self.snapshots = Snapshots(self)
         self.waves = TaskWaves(self)
         self.arrival: Arrival | None = None  # it takes over from an incarnation elsewhere
-        self.departure: Departure | None = None  # an incarnation elsewhere takes over
+        self.departure: Departure | Retirement | None = None  # an incarnation elsewhere takes over, or nobody does
         self.cuts: dict[int, Channel] = {}  # by move: the channel that it has marked, which may be in use no more
         self.unwired = False  # it gets the channels of the current plan when its code has returned
         self.size_chunks()
@@ -179,6 +180,14 @@ class Task:
         self.started = True
         self.on_start(due)
         self.worker.ready(self)
+
+    # -- changes of parallelism ---------------------------------------------------------------------------------------
+
+    def redefine(self, definition: ComponentDef) -> None:
+        """The topology has other numbers of tasks: those of this component, or of its senders, may have changed."""
+        self.definition = definition
+        if self.component is not None:
+            self.component.parallelism = definition.par
 
     # -- called by a host of batches ----------------------------------------------------------------------------------
 

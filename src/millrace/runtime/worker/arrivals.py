@@ -54,7 +54,10 @@ class Arrivals:
             self._on_chunk(chunk, body)
 
     def settle(self) -> None:
-        """After a plan: deliver early messages whose topology is here now."""
+        """After a plan: deliver early messages whose topology is here now, and chunks whose senders are known now."""
+        for task in [task for number, target, incarnation in self._stash if (run := self._topologies.get(number)) is not None
+                     and (task := run.find(target, incarnation)) is not None]:
+            self.unstash(task)
         early, self._early = self._early, deque()
         for since, message in early:
             self._on_tracking(message, since)
@@ -100,7 +103,7 @@ class Arrivals:
     def _on_chunk(self, chunk: wire.Chunk, body: Any) -> None:
         run = self._topologies.get(chunk.topology)
         task = run.find(chunk.target, chunk.target_incarnation) if run is not None and chunk.epoch >= run.epoch else None
-        if not isinstance(task, BoltTask):
+        if run is None or not isinstance(task, BoltTask):
             self._not_here(chunk, body)
             return
         try:
@@ -109,7 +112,10 @@ class Arrivals:
             lineage = Lineage(tuple(chunk.roots), chunk.attempt, now - chunk.age, now - age if age > 0 else age)
             delivery = Delivery(inlet, chunk.stream, body, chunk.count, chunk.form, False, chunk.edge, lineage, chunk.lane)
         except (KeyError, IndexError):
-            self._counters["malformed"] += 1  # a source or stream that the topology does not have
+            if run.graph.find(chunk.source) is None and chunk.version > run.version:  # a sender that a newer plan has started
+                self._keep(chunk, body)
+            else:
+                self._counters["malformed"] += 1  # a source or stream that the topology does not have
             return
         if chunk.seq != inlet.next_seq:
             if chunk.seq < inlet.next_seq:
@@ -126,7 +132,14 @@ class Arrivals:
             known = chunk.version <= run.version
         else:
             known = chunk.topology <= self._highest and chunk.topology not in self._alive
-        if known or sum(map(len, self._stash.values())) >= STASH_LIMIT:
+        if known:
+            self._counters["stale"] += 1
+        else:
+            self._keep(chunk, body)
+
+    def _keep(self, chunk: wire.Chunk, body: Any) -> None:
+        """Keep a chunk until a newer plan arrives."""
+        if sum(map(len, self._stash.values())) >= STASH_LIMIT:
             self._counters["stale"] += 1
             return
         key = (chunk.topology, chunk.target, chunk.target_incarnation)

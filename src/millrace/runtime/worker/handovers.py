@@ -13,6 +13,7 @@ from millrace.runtime.tasks.handover.arrival import Arrival
 from millrace.runtime.tasks.handover.departure import Departure
 from millrace.runtime.tasks.handover.group_arrival import GroupArrival
 from millrace.runtime.tasks.handover.group_departure import GroupDeparture
+from millrace.runtime.tasks.handover.retirement import Retirement
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.wire import messages as wire
 
@@ -54,11 +55,14 @@ class Handovers:
         """Take the moves of a new plan. Tasks end that have handed over, and those whose move was cancelled."""
         self.moves = moves
         self._forget_past()
-        whole = [move for move in moves if not move.groups]
+        whole = [move for move in moves if not move.groups and not move.retires]
         by_new = {(move.task, move.new.incarnation): move for move in whole}
         self._leaving = self._still(self._leaving, {(move.task, move.old.incarnation): move for move in whole})
         self._arriving = self._still(self._arriving, by_new)
+        retiring = {(move.task, move.old.incarnation): move for move in moves if move.retires}
         for task in self._run.tasks.values():
+            if isinstance(task.departure, Retirement) and (move := retiring.get((task.name, task.incarnation))) is not None:
+                task.departure.update(move)
             if task.arrival is not None and (move := by_new.get((task.name, task.incarnation))) is not None:
                 task.arrival.update(move)
             if isinstance(task, BoltTask) and (task.group_arrivals or task.group_departures):
@@ -99,8 +103,8 @@ class Handovers:
 
     def leaves(self, task: Task) -> bool:
         """Begin the departure of a task that the plan places elsewhere; False if it is not handed over."""
-        move = next((move for move in self.moves if move.task == task.name and move.phase == SWITCH and not move.groups
-                     and move.old.incarnation == task.incarnation), None)
+        move = next((move for move in self.moves if move.task == task.name and move.phase == SWITCH
+                     and not move.groups and not move.retires and move.old.incarnation == task.incarnation), None)
         if move is None:
             return False
         task.departure = Departure(task, move, HANDOVER_SWITCH_LIMIT.of(self._run.graph.config))
@@ -123,6 +127,8 @@ class Handovers:
         for move in self.moves:
             if move.groups:
                 self._begin_groups(move, generation_of)
+            elif move.retires:
+                self._begin_retirement(move)
             elif move.new.slot == slot and move.phase != SWITCH and (move.task, move.new.incarnation) not in known:
                 task = make(move.task, move.new.incarnation)
                 task.arrival = Arrival(task, move, generation_of(move.old.slot))
@@ -145,6 +151,13 @@ class Handovers:
             departure = source.group_departures[move.number] = GroupDeparture(source, move, limit)
             departure.check()
 
+    def _begin_retirement(self, move: Move) -> None:
+        task = self._run.tasks.get(self._run.graph.number(move.task))
+        if task is not None and task.incarnation == move.old.incarnation and move.phase == SWITCH and task.departure is None:
+            task.departure = Retirement(task, move, HANDOVER_SWITCH_LIMIT.of(self._run.graph.config))
+            if isinstance(task, SpoutTask):
+                task.active = False
+
     def mark(self, task: Task) -> None:
         """Cut the channels of a task to those that have switched: what it emits from now on goes to the new place, or by a lane
         to the new owner. One that has sent its end has nothing more to say, and its receivers may have forgotten it."""
@@ -166,7 +179,7 @@ class Handovers:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Let tasks that leave hand over, or end if they have."""
+        """Let tasks that leave hand over, or end if they have, and tasks that retire go on."""
         underway = {(move.task, move.old.incarnation) for move in self.moves}
         for task in list(self._leaving):
             assert task.departure is not None
@@ -176,6 +189,8 @@ class Handovers:
                 self._end(task)
         numbers = {move.number for move in self.moves}
         for task in self._run.tasks.values():
+            if isinstance(task.departure, Retirement):
+                task.departure.go_on()
             if isinstance(task, BoltTask):
                 over = [number for number, departure in task.group_departures.items()
                         if number not in numbers and departure.over]
@@ -188,6 +203,8 @@ class Handovers:
         for task in (*self._arriving, *self._run.tasks.values()):
             if task.arrival is not None and (task.name, task.incarnation) in underway:
                 task.arrival.tell_again()
+            if isinstance(task.departure, Retirement):
+                task.departure.tell_again()
             for arrival in task.group_arrivals.values() if isinstance(task, BoltTask) else ():
                 arrival.tell_again()
 

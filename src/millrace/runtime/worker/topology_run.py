@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from millrace.config import ACKERS, AT_LEAST_ONCE, CHANNEL_WINDOW, GUARANTEE
-from millrace.control.assignment import Move, TopologyAssignment
+from millrace.control.assignment import SWITCH, Move, TopologyAssignment
 from millrace.control.ledger import Owner
 from millrace.model.graph import ACKER, Input, TaskId
 from millrace.runtime.flow.tracker import Tracker
@@ -41,11 +41,13 @@ class TopologyRun:
         self.replan(plan)
 
     def replan(self, plan: TopologyAssignment) -> None:
-        """Apply a plan that may have other tasks."""
+        """Apply a plan that has other tasks."""
         self.graph = plan.graph
         # Shared by all tasks: with a copy for each, ten thousand of them would need a hundred million entries.
         self._components = {str(self.graph.number(task)): task.component for task in self.graph.tasks()}
         self.update(plan)
+        for task in self.everyone():
+            task.redefine(self.graph.component(task.name.component))
 
     def update(self, plan: TopologyAssignment) -> None:
         """Apply a plan for the same tasks."""
@@ -63,10 +65,17 @@ class TopologyRun:
         if not plan.capturing:
             for running in self.tasks.values():
                 running.captured = False
+        self.apart = frozenset(plan.apart)
+        self.retiring = frozenset(move.task for move in plan.moves if move.retires and move.phase == SWITCH)
         self.handovers.update(plan.moves)
         ackers = [self.places.get(TaskId(ACKER, index)) for index in range(self.graph.ackers)]
         self.tracker.acker_slots = [place.slot if place is not None else None for place in ackers]
         self.tracker.version = plan.version
+
+    def take(self, name: TaskId) -> Task | None:
+        """Take a task out of those of the plan. The graph may not have it any more."""
+        number = next((number for number, task in self.tasks.items() if task.name == name), None)
+        return self.tasks.pop(number) if number is not None else None
 
     def everyone(self) -> list[Task]:
         """The tasks that run here, those that leave and those that arrive."""

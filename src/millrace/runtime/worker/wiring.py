@@ -27,10 +27,13 @@ class Wiring:
             targets = []
             for index in range(component.par):
                 target = TaskId(component.name, index)
+                if target in run.retiring:
+                    continue
                 number = run.graph.number(target)
                 if number not in channels:
                     channels[number] = self.channel(task, target, number)
-                targets.append(channels[number])
+                if target not in run.apart:  # those are the last ones: owners of key groups count from the first
+                    targets.append(channels[number])
             routes[subscription.stream].append((subscription, component.name, targets))
         for output in outputs:
             output.routes = [make_route(subscription.grouping, targets, output.fields, *lanes_of(run, component, targets))

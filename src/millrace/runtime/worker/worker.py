@@ -23,6 +23,7 @@ from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.links import Links, Peers
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.checkpointing.snapshots import STORE_THREADS
+from millrace.runtime.tasks.handover.retirement import Retirement
 from millrace.runtime.tasks.host import FeedOpener, TaskTopology, Threads
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
@@ -141,7 +142,10 @@ class Worker:
             if run is None:
                 self.topologies[plan.number] = TopologyRun(self, plan)
                 continue
-            run.update(plan)
+            if plan.graph == run.graph:
+                run.update(plan)
+            else:
+                run.replan(plan)
             if plan.losses > run.losses:
                 run.losses = plan.losses
                 lost.append(run)
@@ -227,9 +231,11 @@ class Worker:
             run.ackers.pop(name.index, None)
             run.tracker.retire(name.index)
             return
-        task = run.tasks.pop(run.graph.number(name), None)
+        task = run.take(name)
         if task is not None and not run.handovers.leaves(task):
-            if run.rewinds or run.graph.exactly_once:
+            if isinstance(task.departure, Retirement):  # it has nothing in flight
+                pass
+            elif run.rewinds or run.graph.exactly_once:
                 self._count_rewound(task, run.restore[0])
             elif isinstance(task, SpoutTask):
                 task.leave()  # counts what its next incarnation emits again
@@ -243,7 +249,7 @@ class Worker:
         if name.component == ACKER:
             run.tracker.ledgers.pop(name.index, None)  # which also ends its timer
             return
-        task = run.tasks.pop(run.graph.number(name), None)
+        task = run.take(name)
         if task is not None:
             self.end(task)
 

@@ -40,7 +40,12 @@ class Alignment:
         """Record the mark on this channel; return whether it has now come on all."""
         self.mark = mark
         self.passed.add(source)
-        return self.passed >= self.sources
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """True if a mark has come on all channels."""
+        return self.mark is not None and self.passed >= self.sources
 
     def overtake(self, mark: WaveMark) -> set[int]:
         """Let the wave pass without waiting for further marks; return the channels on which it has not come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,12 @@ class TaskWaves:
         self.overtaken.missing.discard(source)
         self._save_if_complete()
         return True
+
+    def await_only(self, sources: Collection[int]) -> None:
+        """Wait for the marks of these senders only: the others have retired."""
+        if self.overtaken is not None and not self.overtaken.missing <= set(sources):
+            self.overtaken.missing &= set(sources)
+            self._save_if_complete()
 
     def has_passed(self) -> bool:
         """True while the task works on input that the wave being prepared no longer waits for: its snapshot is being written,
