@@ -1,6 +1,6 @@
 """Random topologies of every grouping and kind of bolt, and random plans of moves, regroups and changes of parallelism while
-waves run. Without a fault nothing is lost, repeated, replayed or reordered in any guarantee. With faults, exactly-once output and
-state are exact, and at-least-once output is never short."""
+waves run. Without a fault nothing is lost, repeated, replayed or reordered in any guarantee. With faults, exactly-once output
+and state are exact, and at-least-once output is never short."""
 
 from __future__ import annotations
 

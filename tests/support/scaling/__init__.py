@@ -1,1 +1,1 @@
-"""Support for the tests of migrations."""
+"""Support for the tests of changes of parallelism."""
