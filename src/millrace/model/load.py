@@ -86,8 +86,8 @@ class TaskLoad:
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
-    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component,
-    regardless of its owner; only for topologies that run in batches."""
+    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component
+    with several tasks, regardless of its owner; estimates on resident workers, which count some chunks."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)

@@ -30,9 +30,12 @@ class Reports:
                            if not task.started)
         topologies = [wire.TopologyReport(run.number, run.meters.take_buckets(), run.meters.flow(
             task.meters for task in run.everyone())) for run in worker.topologies.values()]
+        now = worker.clock.now()
         for run in worker.topologies.values():
             for task in list(run.tasks.values()):
-                tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
+                task.count_blocked(now)
+                lag = task.lag.reported() if isinstance(task, SpoutTask) else None
+                tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation, "lag": lag,
                               "queue_length": task.queue_length, "passed": task.waves.has_passed(), **task.meters.report(),
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()},
                               "key_groups": {component: counts.tolist()
