@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class SpoutLag:
     """The last known lag of one spout, and the tuples that it had emitted then. Reading it runs the spout's code: a spout with
-    a thread of its own, which may wait for a server, is asked there, and its answer is in the next report."""
+    a thread of its own, which may wait for a server, is asked there after a report, and its answer is in the next one."""
 
     def __init__(self, task: SpoutTask) -> None:
         self._task = task
@@ -22,13 +22,21 @@ class SpoutLag:
         self.due = False  # it was asked for while the spout's code was running
 
     def reported(self) -> tuple[int, int] | None:
-        """(lag, tuples emitted when it was read); None if the source does not know its lag. Asks for the next value."""
+        """(lag, tuples emitted when it was read); None if the source does not know its lag."""
+        if self._known_here() and not self._task.definition.blocking:
+            self.read()
+        return self._known
+
+    def ask(self) -> None:
+        """Ask a spout with a thread of its own for the next value."""
         task = self._task
-        if task.started and type(task.component).lag is not Spout.lag:
+        if self._known_here() and task.definition.blocking:
             self.due = True
             if not task.busy:
                 task.on_own_thread(self.read, self._done)
-        return self._known
+
+    def _known_here(self) -> bool:
+        return self._task.started and type(self._task.component).lag is not Spout.lag
 
     def read(self) -> None:
         """Ask the spout, where its code runs."""
@@ -42,8 +50,6 @@ class SpoutLag:
             task.report_error(error, None)
 
     def _done(self) -> None:
-        task = self._task
-        if task.definition.blocking:
-            task.busy = False
-            if not task.ended:
-                task.worker.ready(task)  # it may have missed a turn
+        self._task.busy = False
+        if not self._task.ended:
+            self._task.worker.ready(self._task)  # it may have missed a turn

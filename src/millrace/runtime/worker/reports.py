@@ -44,6 +44,8 @@ class Reports:
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
                     positions.append((run.number, task.number, position))
+                if isinstance(task, SpoutTask):
+                    task.lag.ask()  # last, because the call may go on after the report: the task counts as busy then
             reached += [(run.number, run.graph.number(name), sent.reached) for name, sent in run.sent.items()]
             in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,

@@ -12,8 +12,8 @@ from millrace.control.events import Paused, Unpaused
 from millrace.model.graph import TaskId
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster.cluster_runs import errors
-from support.cluster.measured_cluster import MeasuredCluster
 from support.cluster.plain_parts import Numbers, Pass, Sink, SinkBlocking
+from support.load.measured_cluster import MeasuredCluster
 
 SPOUT, THROUGH, SINK = TaskId("numbers", 0), TaskId("through", 0), TaskId("sink", 0)
 SMALL = {"topology.chunk.tuples": 20, "burst": 20, "topology.channel.window": 2}
