@@ -6,6 +6,9 @@ from collections import Counter
 
 import pytest
 
+from millrace.api.grouping import stable_hash
+from millrace.control.events import Say
+from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.model.graph import TaskId
 from millrace.model.load import Load
 from millrace.schedulers.balance import Balance
@@ -14,7 +17,7 @@ from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import drain
 from support.cluster.moved_runs import at_rest, flaws
 from support.load.measured_cluster import MeasuredCluster
-from support.load.skewed_parts import HOT, TALLIES, SkewedTally, true_rows
+from support.load.skewed_parts import GROUPS, HOT, TALLIES, OneHotKey, SkewedTally, SlowTally, true_rows
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 NAME, LIMIT = "skewedtally", 120_000
@@ -56,3 +59,22 @@ def test_key_groups_of_the_hot_task_are_handed_over_and_nothing_is_lost(guarante
     for key, _, count in written:  # the ledger gets each key in one task, so in order
         assert count == last.get(key, 0) + 1, f"count {count} of {key} came after {last[key]}: its state did not move with it"
         last[key] = count
+
+
+def test_a_key_that_fills_a_task_is_reported_once_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, watch = MeasuredCluster(4), HotGroups()
+    monkeypatch.setattr(SlowTally, "pause", staticmethod(cluster.clock.advance), raising=False)
+    cluster.submit(OneHotKey, config={"topology.guarantee": "at-most-once", "topology.chunk.tuples": 50})
+    state = cluster.master.topologies["onehotkey"]
+
+    def observed(seconds: float) -> list[Say]:
+        load = cluster.window("onehotkey", seconds)
+        assert load.heavy_keys["tally"][0].key == repr(HOT[0])
+        return watch.observe({"onehotkey": state.graph}, {"onehotkey": load}, {"onehotkey": state.plan})
+
+    cluster.run(0.2)
+    said = observed(0.5) + observed(0.5)
+    assert len(said) == 1 and said[0].level == "warning", said
+    group = stable_hash(HOT[0]) % GROUPS
+    assert said[0].text.startswith(f"key group {group} of tally, in tally[{state.key_groups['tally'][group]}], needs about ")
+    assert f"The key {HOT[0]!r} has about 100% of its tuples." in said[0].text and len(watch.warnings()) == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from millrace.api.grouping import Grouping, stable_hash
 from millrace.api.topology import Topology
+from millrace.api.tuple import Tuple
 from millrace.config import KEY_GROUP_COUNT
 from millrace.connectors.generator import GeneratorSpout
 from millrace.model.plan import initial_key_groups
@@ -52,6 +54,16 @@ class OneKey(GeneratorSpout):
         return HOT[0] if number % 10 else COLD[number // 10 % len(COLD)], number
 
 
+class SlowTally(Tally):
+    """Takes 0.2 ms of virtual time for each tuple."""
+
+    pause: ClassVar[Callable[[float], None]]  # set by the test: it advances the cluster's clock
+
+    def process(self, tup: Tuple) -> None:
+        SlowTally.pause(0.0002)
+        super().process(tup)
+
+
 def skewed_key(number: int) -> str:
     keys = HOT if number % 10 < 8 else COLD
     return keys[number // 10 % len(keys)]
@@ -65,4 +77,10 @@ def true_rows(limit: int) -> Counter[tuple[str, int]]:
 class SkewedTally(Topology):
     numbers = Skewed.spec(par=2)
     tally = Tally.spec(inputs={numbers: Grouping.fields("key")}, par=TALLIES)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
+class OneHotKey(Topology):
+    numbers = OneKey.spec(par=2)
+    tally = SlowTally.spec(inputs={numbers: Grouping.fields("key")}, par=TALLIES)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)

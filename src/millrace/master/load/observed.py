@@ -35,6 +35,7 @@ class TaskObserved:
     traffic: dict[int, int] = field(default_factory=dict)
     traffic_before: dict[int, int] = field(default_factory=dict)
     groups: dict[str, list[int]] = field(default_factory=dict)  # tuples sent to each key group, by component
+    heavy_keys: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)  # (key, key group, share), by component
     groups_before: dict[str, list[int]] = field(default_factory=dict)
     latencies: dict[str, LatencyHistogram] = field(default_factory=_histograms)
     recent: dict[str, LatencyHistogram] = field(default_factory=_histograms)  # of the window that has not ended yet
@@ -57,6 +58,7 @@ class TaskObserved:
             self.lag = None
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
         self.groups = report.get("key_groups", {})
+        self.heavy_keys = report.get("heavy_keys", {})
         for name in LATENCIES:
             self.recent[name].merge(report[name])
         self.custom.update(report.get("custom", {}))
