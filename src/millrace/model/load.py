@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,7 +39,10 @@ class Metric(StrEnum):
     CPU_SECONDS = "cpu_seconds", "s", "CPU time that the task used in the window."
     CPU_MHZ = "cpu_mhz", "MHz", "The task's share of its worker's CPU use in the window, times the clock of the core."
     MEMORY_MB = "memory_mb", "MB", "The task's share of its worker's memory, by its share of the tuples processed there."
+    OFFERED = "offered", "tuples", "Tuples that a spout's source had for it in the window: emitted, and growth of its lag."
+    LAG = "lag", "tuples", "Tuples that a spout's source had at the end of the window and the spout had not emitted."
     BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
+    BLOCKED_SECONDS = "blocked_seconds", "s", "Time in the window in which the task had work but no credit of a receiver."
     CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
     TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "Rate of a task that never has to wait."
     TARGET_RATE = "target_rate", "tuples/s", "Rate at which a component keeps up with its sources."
@@ -49,15 +52,25 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Percentiles of one latency within the window, in milliseconds."""
+    """Percentiles and mean of one latency within the window, in milliseconds. A record of an earlier version has no mean."""
 
     p50: float
     p99: float
+    mean: float | None = None
+
+
+class HeavyKey(NamedTuple):
+    """A frequent key of a component's input, as text, with its key group and about how many tuples of the window had it."""
+
+    key: str
+    group: int
+    tuples: float
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLoad:
-    """The load of one task in the window. A latency of None means that nothing was measured, unlike 0."""
+    """The load of one task in the window. A latency of None means that nothing was measured, unlike 0; a lag of None, that
+    the source does not know it. `offered` is 0 for bolts, and for spouts as large as `emitted` if the lag is not known."""
 
     emitted: int = 0
     transferred: int = 0
@@ -71,6 +84,9 @@ class TaskLoad:
     complete_latency_ms: Latency | None = None
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    offered: int = 0
+    lag: int | None = None
     cpu_mhz: float = 0.0
     memory_mb: float = 0.0
 
@@ -78,20 +94,23 @@ class TaskLoad:
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
-    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component,
-    regardless of its owner; only for topologies that run in batches."""
+    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component
+    with several tasks, regardless of its owner; estimates on resident workers, which count some chunks. `heavy_keys`: its most
+    frequent keys, the most frequent first, by the same chunks."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
     traffic: Mapping[tuple[TaskId, TaskId], float] = field(default_factory=FrozenMap)
     settling: tuple[TaskId, ...] = ()
     key_groups: Mapping[str, tuple[float, ...]] = field(default_factory=FrozenMap)
+    heavy_keys: Mapping[str, tuple[HeavyKey, ...]] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", FrozenMap(self.tasks))
         object.__setattr__(self, "traffic", FrozenMap(self.traffic))
         object.__setattr__(self, "settling", tuple(self.settling))
         object.__setattr__(self, "key_groups", FrozenMap({name: tuple(counts) for name, counts in self.key_groups.items()}))
+        object.__setattr__(self, "heavy_keys", FrozenMap({name: tuple(keys) for name, keys in self.heavy_keys.items()}))
 
     def capacity(self, task: TaskId) -> float:
         """Share of the window that the task spent in user code; 0 if it was not measured."""
@@ -122,6 +141,7 @@ class Load:
             "traffic": [[str(source), str(target), tuples] for (source, target), tuples in self.traffic.items()],
             "settling": [str(task) for task in self.settling],
             "key_groups": {name: list(counts) for name, counts in self.key_groups.items()},
+            "heavy_keys": {name: [list(key) for key in keys] for name, keys in self.heavy_keys.items()},
         }
 
     @classmethod
@@ -133,4 +153,6 @@ class Load:
             traffic={(TaskId.parse(source), TaskId.parse(target)): tuples for source, target, tuples in data["traffic"]},
             settling=tuple(TaskId.parse(task) for task in data.get("settling", ())),
             key_groups={name: tuple(map(float, counts)) for name, counts in data.get("key_groups", {}).items()},
+            heavy_keys={name: tuple(HeavyKey(str(key), int(group), float(tuples)) for key, group, tuples in keys)
+                        for name, keys in data.get("heavy_keys", {}).items()},
         )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from millrace.master.load.observed import TaskObserved, TopologyObserved, percentiles, summed
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ComponentDef, TaskId
-from millrace.model.load import Load, TaskLoad
+from millrace.model.load import HeavyKey, Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.runtime.meters import LATENCIES, SECONDS, LatencyHistogram
@@ -33,6 +33,7 @@ class _Mark:
 
     incarnation: int
     queue_length: int
+    offered: float | None
     totals: dict[str, float]
     sent: dict[int, int]
     sent_to_groups: dict[str, list[int]]
@@ -46,6 +47,8 @@ class _Work:
     counts: dict[str, float]
     queue_length: int
     queue_floor: int
+    offered: float
+    lag: int | None
     latencies: dict[str, LatencyHistogram]
     blocking: bool  # it runs on its own thread: its waiting takes no time of the loop
     settled: bool
@@ -76,17 +79,20 @@ class LoadMonitor:
         work: dict[str, dict[TaskId, _Work]] = {}
         traffic: dict[str, dict[tuple[TaskId, TaskId], float]] = {}
         groups: dict[str, dict[str, tuple[float, ...]]] = {}
+        heavy: dict[str, dict[str, tuple[HeavyKey, ...]]] = {}
         for name, topology in observed.items():
             placed = plans[name].placement if name in plans else {}
             seen = {task: task_seen for task, task_seen in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
-            groups[name] = summed(self._groups(name, task, task_seen) for task, task_seen in seen.items())
+            sent = {task: self._groups(name, task, task_seen) for task, task_seen in seen.items()}
+            groups[name] = summed(sent.values())
+            heavy[name] = _heavy_keys(seen, sent)
             work[name] = {task: self._work(name, task, task_seen, placed[task], topology.graph.component(task.component))
                           for task, task_seen in seen.items()}
         used = self._used(workers, seconds)
         totals = _totals(work)
-        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name])
-                 for name, tasks in work.items()}
+        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name],
+                               heavy_keys=heavy[name]) for name, tasks in work.items()}
         return WindowSample(at, seconds, loads, plans, *self._machines(totals, used, seconds, cluster))
 
     def _traffic(self, name: str, topology: TopologyObserved,
@@ -109,10 +115,18 @@ class LoadMonitor:
         queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it reports tuples in flight
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
-        self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent(), observed.sent_to_groups())
+        offered = observed.offered()
+        self._marks[name, task] = _Mark(observed.incarnation, queue, offered, totals, observed.sent(),
+                                        observed.sent_to_groups())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(queue, before.queue_length if before else 0)
-        return _Work(observed.slot, counts, queue, floor, observed.end_window(), component.blocking,
+        if component.kind == "bolt":
+            fresh = 0.0
+        elif offered is not None and before is not None and before.offered is not None:
+            fresh = max(offered - before.offered, 0.0)
+        else:
+            fresh = counts["emitted"]
+        return _Work(observed.slot, counts, queue, floor, fresh, observed.lag, observed.end_window(), component.blocking,
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
@@ -178,12 +192,25 @@ def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _WorkerTota
     return totals
 
 
+def _heavy_keys(seen: Mapping[TaskId, TaskObserved],
+                sent: Mapping[TaskId, Mapping[str, Sequence[float]]]) -> dict[str, tuple[HeavyKey, ...]]:
+    """The frequent keys of each component. A sender knows their shares of what it sends."""
+    tuples: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+    for task, observed in seen.items():
+        for component, keys in observed.heavy_keys.items():
+            total = sum(sent[task].get(component, ()))
+            for key, group, share in keys:
+                tuples[component][key, group] += share * total  # type: ignore[assignment]  # a Counter may count fractions
+    return {component: tuple(HeavyKey(key, group, count) for (key, group), count in counts.most_common() if count > 0)
+            for component, counts in tuples.items()}
+
+
 def _part(value: float, total: float) -> float:
     return value / total if total > 0 else 0.0
 
 
 def _task_load(work: _Work, mhz: float, memory: float) -> TaskLoad:
     latencies = {f"{name}_ms": percentiles(work.latencies[name]) for name in LATENCIES}
-    return TaskLoad(**{key: int(work.counts[key]) for key in COUNTED}, **latencies,  # type: ignore[arg-type]
-                    queue_length=work.queue_length, queue_floor=work.queue_floor, cpu_seconds=work.counts["cpu_seconds"],
-                    busy_seconds=work.counts["busy_seconds"], cpu_mhz=mhz, memory_mb=memory)
+    counts = {**{key: int(work.counts[key]) for key in COUNTED}, **{key: work.counts[key] for key in SECONDS}}
+    return TaskLoad(**counts, **latencies, queue_length=work.queue_length,  # type: ignore[arg-type]
+                    queue_floor=work.queue_floor, offered=int(work.offered), lag=work.lag, cpu_mhz=mhz, memory_mb=memory)

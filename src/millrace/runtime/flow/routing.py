@@ -14,6 +14,7 @@ import pyarrow as pa
 from millrace.api.grouping import Grouping, stable_hash
 from millrace.errors import EmitError
 from millrace.model.graph import resolve
+from millrace.runtime.flow.heavy_keys import HeavyKeys
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
@@ -174,11 +175,12 @@ class ByFields(Route):
 
 
 class BySampledFields(ByFields):
-    """Also counts the tuples of each key group, in one chunk of many: hashing every key would cost too much."""
+    """Also counts the tuples of each key group, in one chunk of many: hashing every key would cost too much. The same chunks
+    tell the most frequent keys."""
 
-    def __init__(self, route: ByFields, counts: np.ndarray) -> None:
+    def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys) -> None:
         super().__init__(route.channels, route.positions, route.owners)
-        self._counts, self._left = counts, 1
+        self._counts, self._heavy, self._left = counts, heavy, 1
 
     def split(self, rows: Rows) -> Parts:
         self._left -= 1
@@ -197,12 +199,15 @@ class BySampledFields(ByFields):
         """Let the tuples of this chunk stand for those of the chunks that are not counted."""
         self._left = SAMPLED
         keys = list(keys)
+        groups = len(self.owners)
         try:
-            counted: Iterable[tuple[Any, int]] = Counter(keys).items()
+            counted = [(key, stable_hash(key) % groups, count) for key, count in Counter(keys).items()]
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
-            counted = ((key, 1) for key in keys)
-        for key, count in counted:
-            self._counts[stable_hash(key) % len(self.owners)] += SAMPLED * count
+            by_text = {repr(key): key for key in keys}
+            counted = [(text, stable_hash(by_text[text]) % groups, count) for text, count in Counter(map(repr, keys)).items()]
+        for _, group, count in counted:
+            self._counts[group] += SAMPLED * count
+        self._heavy.add(counted)
 
 
 class ByGroups(ByFields):

@@ -13,6 +13,7 @@ own thread. *Settle* routes and sends the output and settles acks, always on the
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from millrace.config import MAX_FAILS
 from millrace.errors import EncodingError
 from millrace.model.graph import ComponentDef, TaskId
 from millrace.runtime.flow.channel import Channel
+from millrace.runtime.flow.heavy_keys import HeavyKeys
 from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.checkpointing.snapshots import Snapshots
 from millrace.runtime.tasks.checkpointing.waves import TaskWaves
@@ -58,8 +60,10 @@ class Task:
         self.meters = Meters()
         self.channels: dict[int, Channel] = {}
         self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
+        self.heavy_keys: defaultdict[str, HeavyKeys] = defaultdict(HeavyKeys)  # of tuples sent to a component
         self.component: Any = None
         self.blocked = 0  # number of full channels
+        self._held_since: float | None = None  # when it had work, but a full channel
         self.captured = False  # its input waits for a migration, which has saved it
         self.busy = False  # its own thread is in user code
         self.queued = False  # in the worker's ready list
@@ -203,18 +207,34 @@ class Task:
     def unblocked(self) -> None:
         self.blocked -= 1
         if not self.blocked:
+            self.count_blocked(self.worker.clock.now())
             self.worker.ready(self)
+
+    def held_up(self, now: float) -> None:
+        """It has work and must wait for a credit: measure until it gets one."""
+        if self._held_since is None:
+            self._held_since = now
+
+    def count_blocked(self, now: float, idle: bool = False) -> None:
+        """Count the time since it was held up. It waits on while a channel is full, unless it has nothing to do any more."""
+        if self._held_since is not None:
+            self.meters.blocked_seconds += now - self._held_since
+            self._held_since = now if self.blocked and not idle else None
 
     def rewire(self, channels: dict[int, Channel]) -> None:
         """Use the channels of a new plan."""
         self.channels = channels
         self.blocked = sum(channel.full for channel in channels.values())
+        self.count_blocked(self.worker.clock.now())
         self.size_chunks()
 
     def group_counts_of(self, route: ByFields) -> np.ndarray:
         """The counts of tuples sent to each key group of the component that the route leads to."""
-        component = self.topology.graph.task(route.channels[0].target).component
-        return self.group_counts.setdefault(component, np.zeros(len(route.owners), np.int64))
+        return self.group_counts.setdefault(self.component_of(route), np.zeros(len(route.owners), np.int64))
+
+    def component_of(self, route: ByFields) -> str:
+        """The component that the route leads to."""
+        return self.topology.graph.task(route.channels[0].target).component
 
     def size_chunks(self) -> None:
         """Send chunks as large as the slowest receiver wants them, up to the configured size."""

@@ -70,8 +70,8 @@ class LinkWiring(Wiring):
     def wire(self, task: Task) -> None:
         super().wire(task)
         for output in task.outbox.outputs:
-            output.routes = [BySampledFields(route, task.group_counts_of(route)) if isinstance(route, ByFields) else route
-                             for route in output.routes]
+            output.routes = [BySampledFields(route, task.group_counts_of(route), task.heavy_keys[task.component_of(route)])
+                             if isinstance(route, ByFields) else route for route in output.routes]
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology

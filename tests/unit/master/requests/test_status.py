@@ -5,19 +5,35 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
 from millrace.control.assignment import WorkerAddress
 from millrace.control.feeding import FEED
+from millrace.control.scheduling.hot_groups import HotGroup, HotGroups
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import Waves
 from millrace.control.workers import LongCall, WorkerView
 from millrace.master.load.observed import TaskObserved, TopologyObserved
-from millrace.master.requests.status import topology_status, warnings_of, without_workers
+from millrace.master.requests.status import load_of, topology_status, warnings_of, without_workers
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
 
 GRAPH = TopologyGraph("t", (ComponentDef("lines", "spout", "m:C", 1, {}, (), (), False, "next_tuple"),
                             ComponentDef("out", "bolt", "m:C", 1, {}, (), (), False, "process")), {})
+
+
+def test_the_time_of_tasks_is_shared_into_busy_blocked_and_idle() -> None:
+    load = Load(10.0, {TaskId("lines", 0): TaskLoad(emitted=50, offered=70, lag=20, blocked_seconds=6.0, busy_seconds=3.0),
+                       TaskId("out", 0): TaskLoad(executed=50, busy_seconds=12.0)})
+    state: Any = SimpleNamespace(topologies={"t": TopologyState(1, GRAPH)}, topology=lambda name: None)
+    scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load})
+    shown = load_of(state, scheduling, "t")["topologies"]["t"]["components"]
+    assert {key: shown["lines"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
+        "offered_rate": 7.0, "lag": 20, "busy": 0.3, "blocked": 0.6, "idle": pytest.approx(0.1)}
+    assert {key: shown["out"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
+        "offered_rate": None, "lag": None, "busy": 1.2, "blocked": 0.0, "idle": 0.0}
 
 
 def test_addresses_are_not_shown_as_metrics() -> None:
@@ -34,10 +50,15 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
     worker = WorkerView(WorkerAddress(0, 1, "host", "boot", "", ""), "", Node("host", 1, 1000.0, 1024))
     worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
-    master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write")
+    hot = HotGroups({("t", "out", 7): HotGroup("t", TaskId("out", 0), 7, 0.9, "'the'", 0.75)})
+    master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write",
+                                  scheduling=SimpleNamespace(hot_groups=hot))
     assert warnings_of(master) == [
         "the checkpoint store /x has not answered for 70 s: write",
         "t: its spouts wait, because 2 waves in a row have failed: no space left",
+        "t: key group 7 of out, in out[0], needs about 90% of a task's time, and tasks cannot share a key group: more tasks, "
+        "or `balance`, do not help. The key 'the' has about 75% of its tuples. Make the bolt faster (process_rows, "
+        "process_arrow), or sum up the tuples of a key before the fields grouping",
         "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
 
 

@@ -1,0 +1,54 @@
+"""The most frequent keys of a stream, estimated from some of its chunks in little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+KEPT = 32  # keys
+RECENT = 20_000  # tuples that count fully: older ones fade
+SHOWN = 4
+LEAST_SHARE = 1 / KEPT  # of a chunk, or of all tuples, for a key to count as frequent
+LONGEST_KEY = 100  # characters
+
+
+class HeavyKeys:
+    """A Space-Saving sketch (Metwally 2005) of the keys that are frequent in a chunk: one that is not known takes the place of
+    the rarest, with its count. Counts are halved when there are many, so that it follows a stream whose hot keys change."""
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self) -> None:
+        self._counts: dict[Any, tuple[int, int]] = {}  # by key: its key group, and its count at most
+        self._total = 0
+
+    def add(self, counted: Sequence[tuple[Any, int, int]]) -> None:
+        """Add (key, key group, tuples) for each key of a chunk."""
+        counts, size = self._counts, sum(tuples for _, _, tuples in counted)
+        least = LEAST_SHARE * size
+        for key, group, tuples in counted:
+            if tuples < least:
+                continue
+            if key in counts:
+                counts[key] = group, counts[key][1] + tuples
+            elif len(counts) < KEPT:
+                counts[key] = group, tuples
+            else:
+                rarest = min(counts, key=lambda known: counts[known][1])
+                counts[key] = group, counts.pop(rarest)[1] + tuples
+        self._total += size
+        if self._total > RECENT:
+            self._total //= 2
+            self._counts = {key: (group, count // 2) for key, (group, count) in counts.items() if count > 1}
+
+    def shares(self) -> list[tuple[str, int, float]]:
+        """(key as text, key group, share of the tuples) of the few most frequent keys, those that are rare left out."""
+        frequent = sorted(self._counts.items(), key=lambda item: -item[1][1])[:SHOWN]
+        return [(_text(key), group, count / self._total) for key, (group, count) in frequent
+                if count > LEAST_SHARE * self._total]
+
+
+def _text(key: Any) -> str:
+    text = repr(key)
+    text = text if len(text) <= LONGEST_KEY else f"{text[:LONGEST_KEY - 3]}..."
+    return text.encode("utf-8", "backslashreplace").decode()
