@@ -223,9 +223,17 @@ def print_state(answer: dict[str, Any], groups: bool) -> None:
         console.print(Hanging(f"{topology['name']}: {last}, epoch {topology['epoch']}, {abandoned}", style="bold"))
         if topology["trouble"]:
             console.print(Hanging(f"the last wave was abandoned: {topology['trouble']}", "  ", "yellow"))
+        for spout, splits in topology["splits"].items():
+            console.print(Hanging(_split_positions(splits), f"  splits of {spout}: "))
         for component in topology["components"]:
             console.print()
             console.print(_groups_listing(component) if groups else _tasks_listing(component))
+
+
+def _split_positions(splits: list[dict[str, int]]) -> str:
+    """The number of splits, and the range of their positions."""
+    positions = [split["position"] for split in splits]
+    return f"{len(splits)}, at positions {count(min(positions))} to {count(max(positions))}" if splits else "none is saved yet"
 
 
 def _state_title(component: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ from millrace.runtime.checkpoints.access import CheckpointAccess
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.clock import SystemClock
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.splits import Splits
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import as_exceptions
@@ -209,7 +210,7 @@ class TopologyHost:
         if task.definition.dataframe:
             return
         is_same = (kept.stamp != 0 and kept.stamp == plan.restore[1] and not self._lacks_state(kept)
-                   and not self._knows_old_targets(kept))
+                   and not self._knows_old_targets(kept) and not self._has_other_splits(kept))
         if not is_same and not self._is_only_behind(kept):
             self._build(kept, empty_state=not kept.stamp or self._lacks_state(kept))
         kept.stamp = 0
@@ -228,6 +229,11 @@ class TopologyHost:
         """True if the plan is new and the task emits directly: direct emitters cache task numbers in `initialize`."""
         return (kept.version != self.work.assignment.version
                 and any(stream.direct for stream in kept.task.definition.outputs))
+
+    def _has_other_splits(self, kept: KeptTask) -> bool:
+        """True if the task is to read other splits than those that it has."""
+        component = kept.task.component
+        return isinstance(component, Splits) and component.parts.keys() != kept.task.snapshots.owned_groups()
 
     def _is_only_behind(self, kept: KeptTask) -> bool:
         """True if the task was valid after an earlier batch and later batches ran elsewhere, and its component keeps nothing

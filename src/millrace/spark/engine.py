@@ -474,7 +474,8 @@ class RunningTopology:
             lambda: self.name in state.topologies and state.drained(state.topologies[self.name]), seconds)
 
     def positions(self) -> dict[TaskId, int]:
-        """The position of each replayable spout task below which everything has been fully processed."""
+        """The position of each task of a replayable spout below which everything has been fully processed. A spout with splits
+        has one for each of them: the index is the number of the split."""
         topologies = self._master.state.topologies
         positions: dict[TaskId, int] = self._master.call(
             lambda: dict(topologies[self.name].positions) if self.name in topologies else {})

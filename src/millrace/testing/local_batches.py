@@ -34,13 +34,14 @@ from millrace.microbatch.fragment_holder import FragmentHolder
 from millrace.microbatch.host import Out, TopologyHost
 from millrace.microbatch.work import Attempt, BatchWork, PartitionReport, check_single_run, read_report
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.model.plan import initial_key_groups, rescaled_key_groups
+from millrace.model.plan import rescaled_key_groups
 from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import KEPT, Checkpoints
 from millrace.runtime.clock import Clock
 from millrace.runtime.wire.transport import Keys
 from millrace.runtime.worker.process import WorkerSetup
+from millrace.schedulers.base import key_groups_for
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 InjectedFault = Callable[[int, int], bool]  # (stage, partition) -> True if the attempt breaks off after it
@@ -82,8 +83,7 @@ class LocalBatches(BatchDriver):
         self.checkpoints = Checkpoints(open_store(store), graph.name)
         began = StartOnStore(graph, self.checkpoints, store, self.setup.cluster).submission(resume)
         graph = self.graph = began.graph
-        self.key_groups = {component.name: initial_key_groups(graph.key_groups, component.par)
-                           for component in graph.bolts if component.keyed}
+        self.key_groups = key_groups_for(graph, None)
         self.earlier = began.earlier
         epochs = itertools.count(began.after[0] + 1)
         start = start_from(began.checkpoint, next(epochs))

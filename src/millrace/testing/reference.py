@@ -76,6 +76,7 @@ class _Run:
     """The tasks, and the queue of tuples for them."""
 
     def __init__(self, graph: TopologyGraph) -> None:
+        graph = graph.with_par(graph.splits)  # each split is a task of its own
         self.graph, self.result = graph, Reference()
         self.queue: deque[tuple[_Task, _Message]] = deque()
         self.tasks = {component.name: [_Task(self, component, index) for index in range(component.par)]

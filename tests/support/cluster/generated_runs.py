@@ -121,7 +121,9 @@ class GeneratedRun:
         while received < len(parts.RECEIVED):
             received = len(parts.RECEIVED)
             self.cluster.run(0.3)  # longer than anything waits for a tick or a message
-        self.cluster.run_until(lambda: self.sent() and self.at_rest)  # workers that restarted get tasks back
+        # Workers that restarted get tasks back, and must know it.
+        self.cluster.run_until(lambda: self.sent() and self.at_rest and all(
+            len(tasks(self.cluster, part.name)) == self.state.graph.component(part.name).par for part in self.shape.parts))
         self.live = self.live_states()
         if self.shape.guarantee == EXACTLY:
             self.cluster.stop(NAME, wait=100)

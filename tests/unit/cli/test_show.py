@@ -116,6 +116,7 @@ def state(component: str, live: bool) -> dict[str, Any]:
               for group in range(4)]
     return {"store": "/a/very/long/path/" + "x" * 100, "topologies": [
         {"name": "words", "waves": True, "wave": 1626, "epoch": 1794821457856, "abandoned": 1, "trouble": "a sink " * 20,
+         "splits": {"lines": [{"split": split, "task": 0, "position": 1000 + split} for split in range(16)]},
          "components": [{"name": component, "bytes": 222_964, "key_groups": groups,
                          "tasks": {"0": now} if live else {},
                          "fragments": [{"blob": "b0", "raw": 4, "check": 2, "workers": [0, 1, 2, 3, 7, 9]}]}]},
@@ -135,6 +136,7 @@ def test_state(capsys: Capture) -> None:
     print_state(state("count", live=True), groups=False)
     text = without_store(capsys)
     assert "words: wave 1626 is committed, epoch 1794821457856, 1 wave abandoned\n  the last wave was abandoned: a sink" in text
+    assert "  splits of lines: 16, at positions 1,000 to 1,015\n" in text
     assert text.endswith("""\
 count: 223 kB in 4 key groups
 task      groups    keys  unsaved    size  wave  fragments at workers

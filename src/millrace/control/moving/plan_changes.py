@@ -291,8 +291,8 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
     definition = topology.graph.component(component)  # UnknownName if there is none
     if component not in topology.key_groups:
         keyed = ", ".join(sorted(topology.key_groups)) or "none"
-        raise TopologyError(f"{component!r} has no key groups, because no fields grouping leads to it; components that have "
-                            f"some: {keyed}")
+        why = "it is declared without splits" if definition.kind == "spout" else "no fields grouping leads to it"
+        raise TopologyError(f"{component!r} has no key groups, because {why}; components that have some: {keyed}")
     if fixed := topology.graph.why_groups_fixed(component):
         raise TopologyError(f"key groups of {component!r} cannot go to other tasks: {fixed}")
     count = len(topology.key_groups[component])

@@ -63,7 +63,8 @@ class StateQueries:
             return {"name": name, "waves": False, "components": []}
         row = {"name": name, "waves": True, "epoch": topology.epoch, "trouble": topology.troubled,
                "components": [_component(manifest, component.name) for component in topology.graph.components
-                              if component.stateful] if manifest is not None else []}
+                              if component.stateful] if manifest is not None else [],
+               "splits": {spout: _splits(manifest, spout) for spout in topology.graph.splits} if manifest is not None else {}}
         if waves is not None:
             return {**row, "phase": waves.phase, "wave": waves.committed, "seconds": round(waves.took, 3),
                     "abandoned": waves.abandoned}
@@ -128,6 +129,11 @@ class StateQueries:
                                    for topology in topologies.values())
             raise UnknownName(f"no running topology has a component {component!r}; {components or 'none is running'}")
         return matches[0]
+
+
+def _splits(manifest: Manifest, name: str) -> list[dict[str, int]]:
+    return sorted(({"split": split, "task": record.index, "position": place.position} for record in manifest.records
+                   if record.component == name for split, place in record.splits.items()), key=lambda row: row["split"])
 
 
 def _component(manifest: Manifest, name: str) -> dict[str, Any]:
