@@ -53,7 +53,7 @@ def test_scaling_without_a_fault_is_exact(cluster: ForkedCluster, tmp_path: Path
                             **{**UNHURRIED, "topology.message.timeout.secs": 600.0})
     stream.wave()
     epoch = stream.state.epoch
-    for par in ({"count": 7, "split": 4}, {"sink": 1, "count": 2}, {"split": 1, "sink": 4}, {"count": 3, "split": 2, "sink": 2}):
+    for par in ({"count": 7, "split": 4}, {"sink": 1, "count": 2}, {"split": 1, "sink": 4}, {"count": 3, "split": 2}):
         scale(stream, par)
     stream.wave()
     assert stream.state.epoch == epoch and stream.state.losses == 0
