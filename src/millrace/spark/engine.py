@@ -59,11 +59,11 @@ class ResidentEngine:
             topology = engine.submit(WordCount)
             topology.wait(seconds=10)
 
-    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker` and
-    `restart_worker` change them while topologies run. Pass `spark` to use
-    your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
-    topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
-    instead of warning if anything would travel between hosts unencrypted.
+    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker`,
+    `restart_worker` and `set_auto_workers` change them while topologies run. Pass `spark` to use your own session
+    (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`: topologies, or
+    names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted` instead of warning
+    if anything would travel between hosts unencrypted.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
@@ -204,6 +204,12 @@ class ResidentEngine:
         """Start the process of a worker anew. Other workers have its tasks meanwhile; tasks that cannot be moved wait for it.
         Waits until they are back. Returns {"slot", "old_pid", "new_pid", "old_node", "new_node", "ms"}."""
         return self.master.restart_worker(slot)
+
+    def set_auto_workers(self, limits: str | None = None, **values: float) -> dict[str, Any]:
+        """Let the number of workers follow the load, within limits: "2..6", or "off". `values`: idle, cool_down, share, as in
+        `millrace workers auto`. Whatever is left out stays as it is. Returns the settings in use, with the last decision."""
+        answer: dict[str, Any] = self.master.call(lambda: self.master.capacity.choose(limits, values))
+        return answer
 
     def stop(self) -> None:
         """Stop the workers, the master, and the session if the engine created it."""

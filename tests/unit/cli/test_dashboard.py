@@ -49,7 +49,7 @@ def worker(slot: int, tasks: list[str], **changed: Any) -> Status:
 def status(topologies: list[Status], workers: list[Status], **changed: Any) -> Status:
     return {"cluster": "millrace-4137", "endpoint": "tcp://127.0.0.1:37337", "revision": 4, "refused_connections": 0,
             "malformed": 0, "workers": workers, "topologies": topologies, "events": [], "superseded": "", "warnings": [],
-            "scheduler": "off", "hosts_without_workers": [], **changed}
+            "scheduler": "off", "hosts_without_workers": [], "workers_auto": {"on": False}, **changed}
 
 
 def shown(answer: Status, width: int = 80, rates: dict[str, dict[str, float]] | None = None) -> str:
