@@ -220,21 +220,20 @@ class WorkerCapacity:
     def _decided(self, now: float, seen: Workforce) -> Decision:
         cooling = now - self._changed_at < self.settings.cool_down
         if seen.count > self.settings.max:
-            too_many = f"there are {seen.count} workers, and at most {self.settings.max} are wanted"
-            return self._shrink(now, seen, cooling, too_many)
+            return self._shrink(now, seen, cooling, f"{_there(seen.count)}, and the maximum is {self.settings.max}")
         shortage = self._shortage(seen)
         if shortage is not None:
             return self._grow(now, seen, cooling, shortage)
         if seen.count <= self.settings.min:
-            return Stay(f"there are {seen.count} workers, the fewest that are wanted")
+            return Stay(f"{_there(seen.count)}, the minimum")
         if seen.starting:
             return Stay("not all workers have joined")
         return self._shrink(now, seen, cooling)
 
     def _shortage(self, seen: Workforce) -> Shortage | None:
         if seen.count < self.settings.min:
-            missing = self.settings.min - seen.count
-            return Shortage(missing, f"there are {seen.count} workers, and at least {self.settings.min} are wanted")
+            reason = f"{_there(seen.count)}, and the minimum is {self.settings.min}"
+            return Shortage(self.settings.min - seen.count, reason)
         if seen.unplaced is not None:
             return seen.unplaced
         empty = any(not worker.tasks for worker in seen.workers)  # a scheduler can use that first
@@ -245,8 +244,8 @@ class WorkerCapacity:
             return Stay(f"{shortage.reason}; no worker is added: {shortage.useless}", short=True)
         room = self.settings.max - seen.count
         if room < 1:
-            return Stay(f"{shortage.reason}; no worker is added, because there are {seen.count}, the most that are allowed. "
-                        "Raise the limit with `millrace workers auto MIN..MAX`", short=True)
+            return Stay(f"{shortage.reason}; no worker is added: {_there(seen.count)}, the maximum. Raise it with `millrace "
+                        "workers auto MIN..MAX`", short=True)
         if cooling or now < self._adding.not_before:
             return Stay(f"{shortage.reason}; a request for more workers waits for the end of a pause", short=not cooling)
         # Spark may have room for some of them: a smaller request follows one that was refused.
@@ -297,6 +296,10 @@ class WorkerCapacity:
 
     def _over(self, now: float) -> None:
         self.request, self._changed_at, self._windows, self._overload = None, now, 0, None
+
+
+def _there(workers: int) -> str:
+    return "there is 1 worker" if workers == 1 else f"there are {workers} workers"
 
 
 def _preference(worker: WorkerSeen, workers: Sequence[WorkerSeen], ready: Collection[int]) -> tuple[Any, ...]:

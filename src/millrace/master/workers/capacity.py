@@ -223,7 +223,8 @@ class CapacityLoop:
     # -- requests to the pool ------------------------------------------------------------------------------------------
 
     def _carry_out(self, now: float, request: Request) -> None:
-        self._master.say(Say(f"{_named(request)}: {request.reason}", cause=AUTO))
+        if not self.trouble:  # else it is a further try, which would fill the events
+            self._master.say(Say(f"{_named(request)}: {request.reason}", cause=AUTO))
         try:
             self._answer = (self._master.pool.add(request.count) if isinstance(request, Add)
                             else self._master.pool.remove(request.slot, AUTO))
