@@ -149,7 +149,7 @@ def shortage_of(workers: Sequence[WorkerSeen], nodes: Mapping[str, float], overl
     if not full and not crowded:
         return None
     parts = [f"worker {worker.slot} is busy for {worker.load:.0%} of the time" for worker in full[:1]]
-    parts += [f"so are {len(full) - 1} others"] if len(full) > 1 else []
+    parts += [f"so are {len(full) - 1} others" if len(full) > 2 else "so is another"] if len(full) > 1 else []
     parts += [f"node {name} uses {nodes[name]:.0%} of its CPU" for name in crowded[:1]]
     missing = math.ceil(sum(worker.load for worker in workers) / max(overload, 0.01)) - len(workers)
     return Shortage(max(1, missing), ", ".join(parts))

@@ -174,7 +174,8 @@ class CapacityLoop:
         measured = self._sample.workers.get(slot) if self._sample is not None else None
         if measured is None:
             return 0.0
-        return max(measured.busy, measured.cpu_mhz / max(self._master.state.workers[slot].node.mhz, 1e-9))
+        busy = min(measured.busy, 1.0)  # more if a long call that ended in the window had begun before
+        return max(busy, measured.cpu_mhz / max(self._master.state.workers[slot].node.mhz, 1e-9))
 
     def _task_load(self, graph: TopologyGraph, task: TaskId, slot: int) -> float:
         """The same of a task, if it runs on that worker."""

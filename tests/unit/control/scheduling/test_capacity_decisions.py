@@ -158,6 +158,7 @@ def test_the_shortage_by_load() -> None:
     assert shortage_of([WorkerSeen(0, tasks=2, load=0.89, heaviest=0.5)], nodes, 0.9) is None
     assert shortage_of([WorkerSeen(0, tasks=2, load=1.0, heaviest=0.95)], nodes, 0.9) is None, "one task alone is too heavy"
     assert shortage_of(busy(0), nodes, 0.9) == Shortage(1, "worker 0 is busy for 95% of the time")
+    assert shortage_of(busy(0, 1), nodes, 0.9) == Shortage(1, "worker 0 is busy for 95% of the time, so is another")
     assert shortage_of(busy(*range(20)), nodes, 0.9) == Shortage(2, "worker 0 is busy for 95% of the time, so are 19 others")
     assert shortage_of([], {"a": 0.97, "b": 0.1}, 0.9) == Shortage(1, "node a uses 97% of its CPU")
 

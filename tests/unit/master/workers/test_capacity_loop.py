@@ -172,8 +172,8 @@ def test_a_request_that_is_refused_is_reported_once_and_tried_less_often() -> No
         master.measured(0.99)
         asked += [master.now] * (len(master.pool.answers) - before)
     assert master.texts() == ["1 more worker is requested: worker 0 is busy for 99% of the time", master.capacity.warning]
-    assert master.capacity.warning == ("no worker could be added: 1 more workers were requested, but 0 of the 4 cores of Spark's "
-                                       "executors are free. It is tried again, less and less often")
+    refusal = "1 more workers were requested, but 0 of the 4 cores of Spark's executors are free"
+    assert master.capacity.warning == f"no worker could be added: {refusal}. It is tried again, less and less often"
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert len(gaps) >= 3 and all(second >= 1.5 * first for first, second in pairwise(gaps))
     master.supply.room = True
