@@ -15,6 +15,7 @@ from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_
 from millrace.control.events import Event, Regrouped, Say, Withdrawn
 from millrace.control.migrations import record_of_request
 from millrace.control.moves import BY_HANDOVER
+from millrace.control.scheduling.capacity import AutoWorkers
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
@@ -73,6 +74,7 @@ class ResidentEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were requested: a topology needs at least 1")
         check_engine_settings(settings or {})
+        AutoWorkers.of(settings or {})  # refuses limits that contradict each other before Spark starts
         if require_encryption:
             check_stores(settings or {})
         # A generated name changes with each run, but checkpoints must be found again.
