@@ -35,8 +35,8 @@ def auto(**changed: Any) -> dict[str, Any]:
 
 def test_limits_in_words() -> None:
     assert auto_text(auto()) == (
-        "from 1 to 4 workers; given back after 60 s with no tasks, or a load of at most 50%, and at the earliest 30 s after the "
-        "last change. Now: there are as many workers as are needed")
+        "from 1 to 4 workers; given back after 60 s with no tasks, or a load of at most 50%, and at the earliest 30 s after "
+        "the last change. Now: there are as many workers as are needed")
     assert "after 60 s with no tasks and at" in auto_text(auto(share=0.0))
     assert auto_text(auto(under_way="1 more worker is requested")).endswith("Now: 1 more worker is requested")
     assert auto_text(auto(trouble="no worker could be added", under_way="1 more")).endswith("Now: no worker could be added")
