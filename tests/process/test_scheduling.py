@@ -332,7 +332,7 @@ def test_a_change_during_scheduling_overtakes_the_plan(cluster: ForkedCluster, s
     other = AuditedStream(master, tmp_path / "other", "other", rate=RATE)
     other.advance(50)
     master.set_scheduler(user("Gathers"), {}, {**QUICK, "min_gain": 0.0, "overload": 100.0})
-    stream.until(lambda: master.scheduling._asking and len(master.scheduling.situation().graphs) == 2)
+    stream.until(lambda: master.scheduling.asking and len(master.scheduling.situation().graphs) == 2)
     before = slots_of(stream)
     if change == "ended":
         master.kill("other", wait=0)
@@ -343,7 +343,7 @@ def test_a_change_during_scheduling_overtakes_the_plan(cluster: ForkedCluster, s
     else:
         master.set_scheduler("off", {}, {})
     if change == "chosen":  # nothing waits for the gate now
-        stream.until(lambda: not master.scheduling._asking)
+        stream.until(lambda: not master.scheduling.asking)
         assert not decisions(master, user("Gathers"))
     else:
         gate.write_text("go on")
@@ -369,7 +369,7 @@ def test_another_scheduler_can_be_set_while_one_hangs(cluster: ForkedCluster, st
     master = cluster.master
     for name in ("otd", user("Tuned")):
         master.set_scheduler(user("Hangs"), {}, {**QUICK, "time_limit": 1e6})
-        stream.until(lambda: master.scheduling._asking)
+        stream.until(lambda: master.scheduling.asking)
         master.set_scheduler(name, {}, QUICK)
         stream.until(lambda name=name: times(master, name) >= 1)
     assert not decisions(master, user("Hangs")), "an abandoned request is not a failure"
@@ -380,5 +380,5 @@ def test_the_master_ends_while_a_scheduler_hangs(tmp_path: Path) -> None:
     with ForkedCluster(1, settings={"history.url": "none"}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path, rate=RATE)
         cluster.master.set_scheduler(user("Hangs"), {}, {**QUICK, "time_limit": 1e6})
-        stream.until(lambda: cluster.master.scheduling._asking)
+        stream.until(lambda: cluster.master.scheduling.asking)
     assert not (tmp_path / "state").exists(), "history.url is none: nothing is kept"

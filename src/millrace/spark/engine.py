@@ -16,6 +16,7 @@ from millrace.control.events import Event, Regrouped, Say, Withdrawn
 from millrace.control.migrations import record_of_request
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.scaling import BY_SCALING
+from millrace.control.scheduling.capacity import AutoWorkers
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
@@ -60,11 +61,11 @@ class ResidentEngine:
             topology = engine.submit(WordCount)
             topology.wait(seconds=10)
 
-    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker` and
-    `restart_worker` change them while topologies run. Pass `spark` to use
-    your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
-    topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
-    instead of warning if anything would travel between hosts unencrypted.
+    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker`,
+    `restart_worker` and `set_auto_workers` change them while topologies run. Pass `spark` to use your own session
+    (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`: topologies, or
+    names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted` instead of warning
+    if anything would travel between hosts unencrypted.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
@@ -74,6 +75,7 @@ class ResidentEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were requested: a topology needs at least 1")
         check_engine_settings(settings or {})
+        AutoWorkers.of(settings or {})  # refuses limits that contradict each other before Spark starts
         if require_encryption:
             check_stores(settings or {})
         # A generated name changes with each run, but checkpoints must be found again.
@@ -205,6 +207,12 @@ class ResidentEngine:
         """Start the process of a worker anew. Other workers have its tasks meanwhile; tasks that cannot be moved wait for it.
         Waits until they are back. Returns {"slot", "old_pid", "new_pid", "old_node", "new_node", "ms"}."""
         return self.master.restart_worker(slot)
+
+    def set_auto_workers(self, limits: str | None = None, **values: float) -> dict[str, Any]:
+        """Let the number of workers follow the load, within limits: "2..6", or "off". `values`: idle, cool_down, share, as in
+        `millrace workers auto`. Whatever is left out stays as it is. Returns the settings in use, with the last decision."""
+        answer: dict[str, Any] = self.master.call(lambda: self.master.capacity.choose(limits, values))
+        return answer
 
     def stop(self) -> None:
         """Stop the workers, the master, and the session if the engine created it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -155,9 +155,18 @@ class Pool(Protocol):
     def restart(self, slot: int) -> Future[dict[str, Any]]: ...
 
 
-def worker_verbs(master: Overview, pool: Pool) -> dict[str, Verb]:
+class Auto(Protocol):
+    """Controls the number of workers."""
+
+    def choose(self, limits: str | None, values: Mapping[str, Any]) -> dict[str, Any]: ...
+    def settings(self) -> dict[str, Any]: ...
+
+
+def worker_verbs(master: Overview, pool: Pool, auto: Auto) -> dict[str, Verb]:
     """Verbs about workers."""
     return {"workers": lambda request: workers_of(master),
+            "workers auto": lambda request: auto.choose(request["limits"], request["values"]),
+            "workers auto show": lambda request: auto.settings(),
             "workers add": lambda request: pool.add(int(request["count"])),
             "workers remove": lambda request: pool.remove(int(request["slot"])),
             "workers restart": lambda request: pool.restart(int(request["slot"]))}

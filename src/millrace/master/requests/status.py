@@ -30,6 +30,14 @@ class Port(Protocol):
     malformed: int
 
 
+class Auto(Protocol):
+    """The control of the number of workers."""
+
+    @property
+    def warning(self) -> str: ...
+    def settings(self) -> dict[str, Any]: ...
+
+
 class Overview(Protocol):
     """A read-only view of the master. Connections and processes are by slot."""
 
@@ -53,6 +61,8 @@ class Overview(Protocol):
     @property
     def scheduling(self) -> SchedulingLoop: ...
     @property
+    def capacity(self) -> Auto: ...
+    @property
     def connections(self) -> Mapping[int, Any]: ...
     def processes(self) -> Mapping[int, Any]: ...
 
@@ -69,6 +79,7 @@ def status_of(master: Overview) -> dict[str, Any]:
         "superseded": master.superseded,
         "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
+        "workers_auto": master.capacity.settings(),
     }
 
 
@@ -101,7 +112,7 @@ def warnings_of(master: Overview) -> list[str]:
     calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
     waiting = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
                for name, topology in master.state.topologies.items() if topology.spouts_wait]
-    return [*filter(None, [master.store_alarm]), *waiting, *calls]
+    return [*filter(None, [master.store_alarm, master.capacity.warning]), *waiting, *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from millrace.master.state_view import MasterView
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import NewPlan
+from millrace.schedulers.base import CannotPlace, NewPlan
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
@@ -97,7 +97,8 @@ class SchedulingLoop:
         self._estimators: dict[str, Estimator] = {}
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
-        self._asking = False  # the scheduler has not answered yet
+        self.asking = False  # the scheduler has not answered yet
+        self.unplaced = ""  # why the scheduler in use has no place for some tasks, by its last answer
         self._reported = ""  # the last failure that was reported
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
@@ -135,7 +136,7 @@ class SchedulingLoop:
         measured = self.generator.observe(situation)
         if measured is not None:
             self._record_decision(measured)
-        if not self._asking and situation.graphs:
+        if not self.asking and situation.graphs:
             trigger = self.generator.due(now, sample, situation.cluster)
             if trigger is not None:
                 self._ask(situation, trigger)
@@ -152,6 +153,11 @@ class SchedulingLoop:
                                "unsmoothed from now on", level="warning"))
             self._estimator, self._estimators = ("last", make_estimator("last")), {}
             return dict(sample.loads)
+
+    def workers_joined(self) -> None:
+        """Ask the scheduler at the end of the window: there are more slots than it knew."""
+        self.unplaced = ""
+        self.generator.ask()
 
     def forget(self, topology: str) -> None:
         self._monitor.forget(topology)
@@ -176,11 +182,11 @@ class SchedulingLoop:
             with suppress(MillraceError):  # the master is ending
                 self._port.call(lambda: self._answered(situation, trigger, choice, answer))
 
-        self._asking = True
+        self.asking = True
         self._process.ask(request, policy.time_limit, done)
 
     def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: SchedulerAnswer | SchedulerFailed) -> None:
-        self._asking = False
+        self.asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
         if isinstance(answer, SchedulerFailed):
@@ -191,6 +197,7 @@ class SchedulingLoop:
         except (MillraceError, KeyError, TypeError, ValueError) as error:
             self._failed(self.generator.failed(str(error), trigger, time.time()))
             return
+        self.unplaced = result.reason if isinstance(result, CannotPlace) else ""
         decision = self.generator.decide(situation, result, trigger, time.time())
         if decision.outcome == ENACTED and isinstance(result, NewPlan):
             decision = self._enact(situation, result, decision)
@@ -260,7 +267,7 @@ class SchedulingLoop:
             if new_estimator is not self._estimator:
                 self._estimator, self._estimators = new_estimator, {}
             self.generator.set(Choice(name, values, period, weighs_itself), new_policy)
-            self._reported = ""
+            self._reported = self.unplaced = ""
             self._process.renew()
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
             mode = " (dry run)" if new_policy.dry_run else ""

@@ -34,9 +34,11 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
     worker = WorkerView(WorkerAddress(0, 1, "host", "boot", "", ""), "", Node("host", 1, 1000.0, 1024))
     worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
-    master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write")
+    master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write",
+                                  capacity=SimpleNamespace(warning="no worker could be added: no core is free"))
     assert warnings_of(master) == [
         "the checkpoint store /x has not answered for 70 s: write",
+        "no worker could be added: no core is free",
         "t: its spouts wait, because 2 waves in a row have failed: no space left",
         "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
 
