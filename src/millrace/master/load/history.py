@@ -40,6 +40,7 @@ from millrace.master.load.history_tables import (
     SCHEMA_VERSION,
     TABLES,
     PastWindow,
+    add_missing_columns,
     clusters,
     decision_values,
     decisions,
@@ -366,21 +367,27 @@ class History:
             if connection.dialect.name == "postgresql":  # concurrent creation of a table would fail
                 connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
             connection.execute(CreateTable(schema, if_not_exists=True))
-            self._check_version(connection)
+            version = self._check_version(connection)
             for table in TABLES.sorted_tables:
                 connection.execute(CreateTable(table, if_not_exists=True))
                 for index in table.indexes:
                     connection.execute(CreateIndex(index, if_not_exists=True))
+            if version < SCHEMA_VERSION:
+                add_missing_columns(connection)
+                connection.execute(update(schema).values(version=SCHEMA_VERSION))
             connection.execute(delete(clusters).where(clusters.c.cluster == self._cluster))
             connection.execute(insert(clusters).values(cluster=self._cluster, retention_seconds=self._retention))
 
-    def _check_version(self, connection: Connection) -> None:
-        version = connection.scalar(select(schema.c.version))
+    def _check_version(self, connection: Connection) -> int:
+        """The version of the tables that are there; that of new ones if there are none."""
+        version: int | None = connection.scalar(select(schema.c.version))
         if version is None:
             connection.execute(insert(schema).values(version=SCHEMA_VERSION))
-        elif version > SCHEMA_VERSION:
+            return SCHEMA_VERSION
+        if version > SCHEMA_VERSION:
             raise MillraceError(f"the history in {_shown(self._url)} has tables of version {version}, and this Millrace "
                                 f"supports up to version {SCHEMA_VERSION}: update Millrace, or name another database")
+        return version
 
     def _unreachable(self, what: str, error: Exception) -> StoreUnreachable:
         if self._url.get_backend_name() == "sqlite":

@@ -26,8 +26,10 @@ from sqlalchemy import (
     Text,
     func,
     insert,
+    inspect,
     literal,
     select,
+    text,
 )
 
 from millrace.errors import BadParameter
@@ -36,12 +38,13 @@ from millrace.model.graph import TaskId
 from millrace.model.load import Latency, Load, TaskLoad
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: what sources offered, lags, time without credit, means of latencies
 
 TABLES = MetaData()
 LATENCIES = ("execute", "process", "complete")
-TASK_NUMBERS = ("emitted", "transferred", "executed", "acked", "failed", "queue_length", "queue_floor")
-TASK_MEASURES = ("cpu_seconds", "busy_seconds", "cpu_mhz", "memory_mb")
+LATENCY_FIGURES = ("p50", "p99", "mean")
+TASK_NUMBERS = ("emitted", "transferred", "executed", "acked", "failed", "queue_length", "queue_floor", "offered")
+TASK_MEASURES = ("cpu_seconds", "busy_seconds", "blocked_seconds", "cpu_mhz", "memory_mb")
 DECISION_TEXTS = ("scheduler", "trigger", "outcome", "reason")
 DECISION_VALUES = ("parameters", "moved", "expected", "came_of", "times")
 
@@ -70,8 +73,8 @@ windows = Table(
 loads = _of_window("loads", _key("topology"), Column("seconds", Double), Column("plan_version", BigInteger))
 task_loads = _of_window(
     "task_loads", _key("topology"), _key("component"), _key("task", Integer), Column("slot", Integer),
-    Column("settling", Boolean), *(Column(name, BigInteger) for name in TASK_NUMBERS), *_measures(*TASK_MEASURES),
-    *_measures(*(f"{name}_latency_{percentile}_ms" for name in LATENCIES for percentile in ("p50", "p99"))))
+    Column("settling", Boolean), *(Column(name, BigInteger) for name in (*TASK_NUMBERS, "lag")), *_measures(*TASK_MEASURES),
+    *_measures(*(f"{name}_latency_{figure}_ms" for name in LATENCIES for figure in LATENCY_FIGURES)))
 traffic = _of_window("traffic", _key("topology"), _key("source"), _key("target"), *_measures("tuples"))
 component_loads = _of_window("component_loads", _key("topology"), _key("component"),
                              *_measures("arrival_rate", "true_processing_rate"))
@@ -146,6 +149,17 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
+def add_missing_columns(connection: Connection) -> None:
+    """Give tables that an earlier version has made the columns that they lack; rows that are there have no value in them."""
+    quoted = connection.dialect.identifier_preparer.quote
+    for table in TABLES.sorted_tables:
+        known = {column["name"] for column in inspect(connection).get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in known:
+                kind = column.type.compile(connection.dialect)
+                connection.execute(text(f"ALTER TABLE {quoted(table.name)} ADD COLUMN {quoted(column.name)} {kind}"))
+
+
 def insert_window(connection: Connection, cluster: str, sample: WindowSample) -> None:
     row = {"cluster": cluster, "at": _number(sample.at), "seconds": _number(sample.seconds)}
     number = connection.execute(insert(windows).values(row).returning(windows.c.id)).scalar_one()
@@ -188,11 +202,13 @@ def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int]) -> It
         row = {"topology": topology, "component": task.component, "task": task.index, "slot": placement.get(task),
                "settling": task in settling}
         row.update((name, int(getattr(measured, name))) for name in TASK_NUMBERS)
+        row["lag"] = measured.lag
         row.update((name, _number(getattr(measured, name))) for name in TASK_MEASURES)
         for name in LATENCIES:
             latency: Latency | None = getattr(measured, f"{name}_latency_ms")
-            row[f"{name}_latency_p50_ms"] = None if latency is None else _number(latency.p50)
-            row[f"{name}_latency_p99_ms"] = None if latency is None else _number(latency.p99)
+            for figure in LATENCY_FIGURES:
+                value: float | None = getattr(latency, figure, None)
+                row[f"{name}_latency_{figure}_ms"] = None if value is None else _number(value)
         yield row
 
 
@@ -254,10 +270,11 @@ def _read_load(head: Row[Any], tasks: Iterable[Row[Any]], pairs: Iterable[Row[An
 
 def _read_task(row: Row[Any]) -> TaskLoad:
     values = row._mapping
-    fields: dict[str, Any] = {name: values[name] for name in TASK_NUMBERS + TASK_MEASURES}
+    fields: dict[str, Any] = {name: values[name] or 0 for name in TASK_NUMBERS + TASK_MEASURES}  # none: of an older version
     for name in LATENCIES:
-        p50, p99 = values[f"{name}_latency_p50_ms"], values[f"{name}_latency_p99_ms"]
-        fields[f"{name}_latency_ms"] = None if p50 is None else Latency(p50, p99)
+        p50, p99, mean = (values[f"{name}_latency_{figure}_ms"] for figure in LATENCY_FIGURES)
+        fields[f"{name}_latency_ms"] = None if p50 is None else Latency(p50, p99, mean)
+    fields["lag"] = values["lag"]
     return TaskLoad(**fields)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ from millrace.master.load.observed import TopologyObserved, percentiles
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TopologyGraph
-from millrace.model.load import Load
+from millrace.model.load import Load, TaskLoad
 from millrace.runtime.meters import LATENCIES
 
 SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
@@ -167,5 +167,21 @@ def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:
             "arrival_rate": load.arrival_rate(component.name),
             "true_processing_rate": load.true_processing_rate(component.name),
             "cpu_mhz": sum(measured.cpu_mhz for measured in tasks), "memory_mb": sum(measured.memory_mb for measured in tasks),
-            "queue_length": sum(measured.queue_length for measured in tasks)}
+            "queue_length": sum(measured.queue_length for measured in tasks),
+            **_offered(tasks, load.window_seconds, component.kind == "spout"), **_shares(tasks, load.window_seconds)}
     return {"components": components, **load.to_json()}
+
+
+def _offered(tasks: Sequence[TaskLoad], seconds: float, spout: bool) -> dict[str, Any]:
+    """Tuples per second that the sources of a spout had, and its lag, as far as they know it."""
+    lags = [measured.lag for measured in tasks if measured.lag is not None]
+    return {"offered_rate": sum(measured.offered for measured in tasks) / seconds if spout and seconds > 0 else None,
+            "lag": sum(lags) if lags else None}
+
+
+def _shares(tasks: Sequence[TaskLoad], seconds: float) -> dict[str, float]:
+    """Shares of the tasks' time: in user code, with work but no credit of a receiver, and the rest."""
+    available = max(len(tasks) * seconds, 1e-9)
+    busy, blocked = (sum(getattr(measured, name) for measured in tasks) / available
+                     for name in ("busy_seconds", "blocked_seconds"))
+    return {"busy": busy, "blocked": blocked, "idle": max(1 - busy - blocked, 0.0)}
