@@ -126,8 +126,8 @@ class _Growth:
     """Numbers of tasks that grow one by one, where it helps most."""
 
     def __init__(self, network: Network, rates: Mapping[str, float]) -> None:
-        self._external, self._factor = network.external_rate, network.factor
-        self._columns = [_Column(station, rates[station.name]) for station in network.stations]
+        self._external, weights = network.external_rate, network.weights()
+        self._columns = [_Column(station, rates[station.name], weights[station.name]) for station in network.stations]
         self._heap = [(-column.gain, place) for place, column in enumerate(self._columns)]
         heapq.heapify(self._heap)
         self._measure()
@@ -135,7 +135,7 @@ class _Growth:
     def step(self) -> bool:
         """Give one task to the station that gains most; False if none gains anything."""
         gain, place = self._heap[0]
-        if -gain * self._factor <= NO_GAIN * self.latency * self._external:
+        if -gain <= NO_GAIN * self.latency * self._external:
             return False
         self._columns[place].grow()
         heapq.heapreplace(self._heap, (-self._columns[place].gain, place))
@@ -143,7 +143,7 @@ class _Growth:
         return True
 
     def _measure(self) -> None:
-        self.latency = total_time(((column.rate, column.time) for column in self._columns), self._external) * self._factor
+        self.latency = total_time(((column.weight, column.time) for column in self._columns), self._external)
         self.instances = sum(column.tasks for column in self._columns)
 
     @property
@@ -154,8 +154,8 @@ class _Growth:
 class _Column:
     """One station: its number of tasks, E[T] with these, and with one more."""
 
-    def __init__(self, station: Station, rate: float) -> None:
-        self.station, self.rate = station, rate
+    def __init__(self, station: Station, rate: float, weight: float) -> None:
+        self.station, self.weight = station, weight
         self.tasks = fewest_tasks(station, rate)
         self._waits = station.waits(rate)
         for _ in range(self.tasks):
@@ -165,7 +165,7 @@ class _Column:
     @property
     def gain(self) -> float:
         """L_i: how much a further task would lower Σ λ_i·E[T_i]."""
-        return self.rate * (self.time - self._next) if self.tasks < self.station.most else 0.0
+        return self.weight * (self.time - self._next) if self.tasks < self.station.most else 0.0
 
     def grow(self) -> None:
         self.tasks, self.time = self.tasks + 1, self._next

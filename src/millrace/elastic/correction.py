@@ -17,7 +17,7 @@ KEEP = 0.8  # weight of the past against one more window
 PRIOR = 0.1  # weight, in windows, of the model as it is
 LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
 LEAST_WHOLE, MOST_WHOLE = 0.01, 5.0
-MOST_BUSY = 0.95  # utilization above which nothing is learned: waiting is decided by flow control there
+MOST_BUSY = 0.95  # utilization above which nothing is learned
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class _Fit:
 
 
 class Corrections:
-    """Those of one topology. `learn` is called with windows in which all tasks have settled and the sources kept up."""
+    """Those of one topology. `learn` is called with windows in which all tasks have settled and keep up: while a backlog is
+    worked off, the wait is decided by flow control."""
 
     def __init__(self) -> None:
         self._fits: dict[str, _Fit] = {}
@@ -63,26 +64,27 @@ class Corrections:
         overhead, factor = fit.solved()
         return replace(station, overhead=overhead * station.service_time, factor=factor)
 
-    def learn(self, network: Network, times: Mapping[str, float], whole: float | None) -> None:
+    def learn(self, network: Network, times: Mapping[str, float], complete: float | None) -> None:
         """`network`: as measured, without corrections. `times`: seconds from a tuple's arrival at a component until it was
-        processed, on average. `whole`: the latency of the topology in seconds."""
+        processed, on average. `complete`: seconds from the spouts to the end of the topology."""
         rates = network.rates()
         loaded = {station.name: utilization(station, rates[station.name]) for station in network.stations}
         if max(loaded.values(), default=0.0) > MOST_BUSY:
             return
         for station in network.stations:
             name, service = station.name, station.service_time
-            if name in times and rates[name] > 0 and service > 0:
+            if name in times and name not in network.offered and rates[name] > 0 and service > 0:
                 fit = self._fits.setdefault(name, _Fit())
                 fit.add(station.wait(rates[name], station.tasks) / service, max(times[name] / service - 1, 0.0))
-        if whole is not None and network.external_rate > 0:
-            self._learn_whole(self.applied(network), rates, whole)
+        if complete is not None and network.external_rate > 0:
+            self._learn_whole(self.applied(network), rates, complete)
 
-    def _learn_whole(self, network: Network, rates: Mapping[str, float], whole: float) -> None:
+    def _learn_whole(self, network: Network, rates: Mapping[str, float], complete: float) -> None:
         times = network.times(network.present)
-        modelled = total_time(((rates[name], times[name]) for name in rates), network.external_rate)
+        modelled = total_time(((rates[name], times[name]) for name in rates if name not in network.offered),
+                              network.external_rate)
         if modelled > 0:
-            factor = min(max(whole / modelled, LEAST_WHOLE), MOST_WHOLE)
+            factor = min(max(complete / modelled, LEAST_WHOLE), MOST_WHOLE)
             self._whole = factor if self._whole is None else KEEP * self._whole + (1 - KEEP) * factor
 
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Any
 
 from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted
@@ -27,10 +27,10 @@ from millrace.elastic.network import Network
 from millrace.schedulers.parameters import check_parameters, parameter
 
 ELASTIC_DECISIONS_KEPT = 200
-WINDOWS_KEPT = 720  # of offered rates, for forecasts
+WINDOWS_KEPT = 360  # of offered rates, for forecasts
 SIMILAR = 0.25  # share by which two loads may differ and count as alike
 HELPED = 0.05  # share by which the latency must fall if growth is to count as a help
-SCALED, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
+SCALES, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
 GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
 
 
@@ -38,6 +38,7 @@ GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
 class ElasticPolicy:
     """Settings of the loop, common to all models."""
 
+    period: float = parameter(5.0, "Length of a load window in seconds, unless windows are shorter anyway.", low=0.1, high=3600)
     cool_down: float = parameter(20.0, "Seconds after a change of parallelism before the next one.", low=0)
     settle_windows: int = parameter(2, "Load windows in a row that must call for more tasks.", low=1, high=100)
     patience: int = parameter(6, "Load windows in a row that must call for fewer or other tasks.", low=1, high=1000)
@@ -111,13 +112,15 @@ class ElasticWindow:
 
 
 class ElasticLoop:
-    """Times are passed in with every call, and are of the master's clock."""
+    """Times are passed in with every call, and are of the master's clock. `numbers`: of its decisions, shared with the loops of
+    other topologies."""
 
-    def __init__(self, topology: str, choice: ElasticChoice, policy: ElasticPolicy) -> None:
+    def __init__(self, topology: str, choice: ElasticChoice, policy: ElasticPolicy,
+                 numbers: Iterator[int] | None = None) -> None:
         self.topology, self.choice, self.policy = topology, choice, policy
         self.decisions: deque[ElasticDecision] = deque(maxlen=ELASTIC_DECISIONS_KEPT)
         self.standing = "no load window yet"  # why nothing changes just now
-        self._number = 0
+        self._numbers = numbers if numbers is not None else count(1)
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the decision whose effect is not measured yet
         self._settled = 0  # windows since the last change that count
@@ -128,12 +131,9 @@ class ElasticLoop:
         self._overloaded = 0  # windows in a row in which the present tasks could not keep up
 
     def remember(self, past: Iterable[ElasticDecision]) -> None:
-        """Take over earlier decisions, oldest first: numbering continues from theirs, but none of them keeps
-        this loop from the same decision."""
-        for decision in past:
-            self.decisions.append(decision)
-            self._number = max(self._number, decision.number)
-        self._chosen_after = self._number
+        """Take over earlier decisions, oldest first. None of them keeps this loop from the same decision."""
+        self.decisions.extend(past)
+        self._chosen_after = max((decision.number for decision in self.decisions), default=0)
 
     # -- one window ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class ElasticLoop:
         self._settled += 1
         known = self._observed(window)
         new = self._decided(now, window)
-        if known is None and new is not None and new.outcome == SCALED:
+        if known is None and new is not None and new.outcome == SCALES:
             known = self._revoked(new)
         return [decision for decision in (known, new) if decision is not None]
 
@@ -174,7 +174,7 @@ class ElasticLoop:
         self.standing = held_back or wish.reason
         if not wish.direction or held_back:
             return None
-        outcome = ADVISED_ONLY if self.policy.dry_run else SCALED
+        outcome = ADVISED_ONLY if self.policy.dry_run else SCALES
         return self._new(ElasticDecision(0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason,
                                          network.present, dict(wish.target.par), network.external_rate, window.measured_ms,
                                          wish.target.predicted_ms))
@@ -261,8 +261,7 @@ class ElasticLoop:
                                          present, window.network.external_rate, window.measured_ms))
 
     def _new(self, decision: ElasticDecision) -> ElasticDecision:
-        self._number += 1
-        decision = replace(decision, number=self._number)
+        decision = replace(decision, number=next(self._numbers))
         self.decisions.append(decision)
         if decision.outcome == ADVISED_ONLY:
             self._wanted.clear()

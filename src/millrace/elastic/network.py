@@ -56,8 +56,8 @@ class Station:
 @dataclass(frozen=True, slots=True)
 class Network:
     """Stations in the order of the stream, the selectivity of each edge, and the rate that is offered to each spout. `factor`:
-    measured latency of the topology over E[T], which counts the times of tuples that are processed side by side as if they
-    followed each other."""
+    measured latency of the topology behind its spouts over E[T], which counts the times of tuples that are processed side by
+    side as if they followed each other."""
 
     stations: tuple[Station, ...]
     edges: Mapping[Edge, float]
@@ -96,10 +96,14 @@ class Network:
                 for station in self.stations}
 
     def latency(self, tasks: Mapping[str, int]) -> float:
-        """E[T] = Σ λ_i·E[T_i] / λ_0, the time that all tuples which come of one offered tuple spend in the topology, times the
+        """E[T] = Σ λ_i·E[T_i] / λ_0, the time that all tuples which come of one offered tuple spend in the topology, with the
         measured factor; 0 if nothing is offered."""
-        rates, times = self.rates(), self.times(tasks)
-        return total_time(((rates[name], times[name]) for name in rates), self.external_rate) * self.factor
+        weights, times = self.weights(), self.times(tasks)
+        return total_time(((weights[name], times[name]) for name in weights), self.external_rate)
+
+    def weights(self) -> dict[str, float]:
+        """The weight of the time of each station: λ, times the factor behind the spouts."""
+        return {name: rate if name in self.offered else rate * self.factor for name, rate in self.rates().items()}
 
     def scaled(self, factor: float) -> Network:
         """The network under `factor` times the load."""

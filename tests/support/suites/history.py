@@ -230,7 +230,7 @@ class HistoryConformance:
     def test_tables_of_a_newer_millrace_are_left_alone(self, open_history: Opener, url: str) -> None:
         open_history().close(SECONDS)
         change(url, "update millrace_schema set version = 99")
-        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 2: update Millrace"):
+        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 3: update Millrace"):
             open_history()
 
     def test_tables_of_an_older_millrace_get_the_columns_that_they_lack(self, open_history: Opener, url: str) -> None:
@@ -243,7 +243,7 @@ class HistoryConformance:
         again = open_history()
         written(again, window(2.0))
         old, new = again.windows(0.0)
-        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(2,)]
+        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(3,)]
         assert old.loads["t"].tasks[A] == replace(LOAD.tasks[A], offered=0, lag=None, blocked_seconds=0.0,
                                                   complete_latency_ms=Latency(1.5, 9.25))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.elastic.comparison import compared_latency
 from millrace.elastic.correction import LEAST_FACTOR, MOST_FACTOR, MOST_WHOLE, Corrections
 from millrace.elastic.network import Network, Station
-from millrace.elastic.prediction import compare
 
 SERVICE = 0.01
 
@@ -81,7 +81,7 @@ def test_the_whole_topology_has_a_factor_for_tuples_side_by_side() -> None:
 def test_predicted_against_measured() -> None:
     """The model alone, the prediction with the corrections known before, and its error."""
     plain, corrections = network(50), Corrections()
-    first = compare(corrections.applied(plain), {"b": 0.03}, 0.036)
+    first = compared_latency(corrections.applied(plain), {"b": 0.03}, 0.036)
     assert first.offered_rate == 50 and first.model_ms == first.predicted_ms == pytest.approx(20.0)
     assert first.error == pytest.approx((20 - 36) / 36)
     assert first.components[0].service_rate is None and first.components[0].measured_ms is None
@@ -90,14 +90,14 @@ def test_predicted_against_measured() -> None:
     assert component.error == pytest.approx((20 - 30) / 30)
     for _ in range(20):
         corrections.learn(plain, {"b": 0.03}, 0.036)
-    then = compare(corrections.applied(plain), {"b": 0.03}, 0.036)
+    then = compared_latency(corrections.applied(plain), {"b": 0.03}, 0.036)
     assert then.model_ms == pytest.approx(20.0) and then.predicted_ms == pytest.approx(36, rel=0.02)
     assert then.components[1].predicted_ms == pytest.approx(30, rel=0.02)
     assert then.error == pytest.approx(0, abs=0.02) and then.to_json()["components"][1]["component"] == "b"
 
 
 def test_no_latency_is_predicted_for_tasks_that_cannot_keep_up_or_have_nothing_to_do() -> None:
-    late = compare(network(100), {"b": 1.0}, None)
+    late = compared_latency(network(100), {"b": 1.0}, None)
     assert (late.predicted_ms, late.measured_ms, late.error) == (None, None, None)
     assert (late.components[1].predicted_ms, late.components[1].measured_ms) == (None, 1000.0)
-    assert compare(network(0), {}, None).predicted_ms is None
+    assert compared_latency(network(0), {}, None).predicted_ms is None

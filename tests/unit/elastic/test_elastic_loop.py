@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from millrace.elastic.elastic_loop import (
     INFEASIBLE,
     REARRANGE,
     REFUSED,
-    SCALED,
+    SCALES,
     SHRINK,
     ElasticChoice,
     ElasticDecision,
@@ -62,7 +63,7 @@ class Topology:
         self.settling = False
         found = self.loop.end_window(self.now, window)
         for decision in found:
-            if decision.outcome == SCALED and decision.helped is None:
+            if decision.outcome == SCALES and decision.helped is None:
                 self.loop.enacted(decision, self.now)
                 self.tasks, self.settling = decision.par["b"], True
                 self.made.append(decision)
@@ -204,7 +205,7 @@ def test_a_goal_that_is_not_possible_is_reported_once_with_what_is() -> None:
 def test_tasks_keep_up_even_if_the_latency_is_out_of_reach() -> None:
     topology = Topology(loop(limits=Limits(t_max_ms=5.0)), 4)
     topology.run([600] * 5)
-    assert [decision.outcome for decision in topology.loop.decisions] == [INFEASIBLE, SCALED, INFEASIBLE]
+    assert [decision.outcome for decision in topology.loop.decisions] == [INFEASIBLE, SCALES, INFEASIBLE]
     assert topology.tasks >= 7
 
 
@@ -287,7 +288,7 @@ def test_earlier_decisions_are_remembered_and_numbering_continues() -> None:
     data = json.loads(json.dumps([decision.to_json() for decision in before.loop.decisions]))
     past = [ElasticDecision.from_json(row) for row in data]
     assert past == list(before.loop.decisions)
-    after = Topology(loop(), 6)
+    after = Topology(ElasticLoop("t", before.loop.choice, ElasticPolicy(), count(past[-1].number + 1)), 6)
     after.loop.remember(past)
     after.run([600] * 3)
     assert [decision.number for decision in after.made] == [2], "a model that was chosen anew may try again"

@@ -18,6 +18,7 @@ from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load, TaskLoad
+from millrace.model.prediction import Prediction
 from millrace.runtime.meters import LATENCIES
 
 SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
@@ -69,6 +70,7 @@ def status_of(master: Overview) -> dict[str, Any]:
         "superseded": master.superseded,
         "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
+        "elastic": master.scheduling.elastic.models(),
     }
 
 
@@ -154,9 +156,14 @@ def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None)
         "window_seconds": scheduling.window_seconds,
         "workers": {slot: msgspec.to_builtins(load) for slot, load in sample.workers.items()} if sample else {},
         "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
-        "topologies": {name: _estimate(state.topologies[name].graph, scheduling.load[name])
+        "topologies": {name: {**_estimate(state.topologies[name].graph, scheduling.load[name]),
+                              "prediction": _prediction(scheduling.elastic.predictions.get(name))}
                        for name in names if name in scheduling.load},
     }
+
+
+def _prediction(prediction: Prediction | None) -> dict[str, Any] | None:
+    return prediction.to_json() if prediction is not None else None
 
 
 def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:
