@@ -93,7 +93,7 @@ def test_lost_blobs_are_written_again_and_names_are_not_listed(engine: Microbatc
     assert stream.running.drain(SECONDS)
     before = len(events_with(stream, "tasks have rewritten their state"))
     lose_blobs(stream)
-    stream.running.scale("count", 2)  # from three: one task ends in its process
+    stream.running.scale({"count": 2})  # from three: one task ends in its process
     stream.running.unpause()
     stream.advance(1)
     assert len(events_with(stream, "tasks have rewritten their state")) == before + 1 and not stream.retried()
@@ -196,7 +196,7 @@ def test_a_hanging_batch_can_be_inspected_and_killed(engine: MicrobatchEngine, t
     batch = running()
     assert batch is not None and batch["seconds"] > 0 and (batch["attempt"], batch["doing"]) == (1, "run its tasks")
     assert not any("split" in task for task in batch["tasks"])
-    stream.running.scale("count", 2)
+    stream.running.scale({"count": 2})
     stream.running.pause()
     stream.running.unpause()
     stream.running.kill(wait=0.1)

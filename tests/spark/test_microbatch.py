@@ -52,7 +52,7 @@ def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: 
     stream.advance(3)
     assert not any(record.misplaced for record in stream.records)
     assert all(record.resident and not record.restored for record in stream.records[1:])
-    stream.running.scale("count", 5)
+    stream.running.scale({"count": 5})
     stream.until(lambda: stream.records[-1].tasks > stream.records[0].tasks)
     version = stream.records[-1].plan_version
     task = next(task for task in stream.master.state.topologies["planned"].places if task.component == "count")
@@ -62,14 +62,14 @@ def test_tasks_run_where_the_plan_says_and_plans_change_between_batches(engine: 
     load = stream.running.load()
     assert load.traffic and sum(load.key_groups["count"]) == sum(
         tuples for (_, target), tuples in load.traffic.items() if target.component == "count")
-    stream.running.scale("count", 2)
+    stream.running.scale({"count": 2})
     stream.advance(2)
     assert not any(record.misplaced for record in stream.records) and not stream.retried()
     owners = stream.master.state.topologies["planned"].key_groups
     stream.finish()
     again = BatchedStream(engine, tmp_path, "planned", resume=True)
     assert again.graph.component("count").par == 2 and stream.master.state.topologies["planned"].key_groups == owners
-    assert "resumes with count x 2, as it was rescaled" in [event["text"] for event in list(engine.master.events)]
+    assert "resumes with count x 2, as it was scaled" in [event["text"] for event in list(engine.master.events)]
     again.advance(1)
     seen = commits_seen(engine, "planned", monkeypatch)
     again.advance(2)
@@ -127,7 +127,7 @@ def test_a_new_plan_while_a_batch_runs(engine: MicrobatchEngine, tmp_path: Path)
     stream.advance(1)
     before = stream.records[-1].plan_version
     stream.held()
-    stream.running.scale("count", 4)
+    stream.running.scale({"count": 4})
     stream.running.move("count[0]", 1 - stream.master.state.topologies["replanned"].places[TaskId("count", 0)].slot)
     count = len(stream.records)
     stream.hold.end()
@@ -169,7 +169,7 @@ def test_invalid_requests_are_refused(engine: MicrobatchEngine, tmp_path: Path) 
     for name, par, error, words in [("lines", 3, TopologyError, "spout"), ("count", 0, MillraceError, "from 1 to"),
                                     ("count", 500, TopologyError, "128 key groups"), ("cuont", 2, UnknownName, "split")]:
         with pytest.raises(error, match=words):
-            stream.running.scale(name, par)
+            stream.running.scale({name: par})
     with pytest.raises(UnknownName, match="no worker 7"):
         stream.running.move("count[0]", 7)
     with pytest.raises(TopologyError, match="running already"):

@@ -51,7 +51,7 @@ def measure_rescale(corpus: str, rounds: int, batches: int, batch_lines: int) ->
         recorded.wait(lambda records: len(records) >= WARM_UP_BATCHES + batches)
         for turn in range(rounds):
             version, requested = recorded.records[-1].plan_version, time.time()
-            running.scale("count", SCALED[turn % len(SCALED)])
+            running.scale({"count": SCALED[turn % len(SCALED)]})
             recorded.wait(partial(_are_scaled, version, batches))
             changes.append(rescale_figures(recorded.records, version, requested, batches))
         recorded.end()

@@ -309,19 +309,36 @@ def events(topology: InTopology = None,
 
 
 @app.command()
-def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help="New number of tasks of a bolt.")],
-          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Topology of the bolts; needed only if several "
-                                                                            "topologies have bolts of these names.")] = None,
+def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help="New number of tasks of a component.")],
+          topology: Annotated[str | None, typer.Option(metavar="NAME", help="Their topology; needed only if several topologies "
+                                                                            "have components of these names.")] = None,
+          wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done and show the result.")] = True,
           cluster: ClusterName = None, as_json: Json = False) -> None:
-    """Change the number of tasks of bolts (microbatch engine only).
+    """Change the number of tasks of components while they run.
 
-    Takes effect with the next batch, without a restart. For example: millrace scale count=8 split=4
+    Nothing stops or is lost: key groups are handed over, as few as possible; a stateful component needs as many key groups as
+    tasks. On the microbatch engine it takes effect with the next batch. For example: millrace scale count=8 split=4
     """
+    from functools import partial
+
+    from millrace.cli.listing import plain_console
+    from millrace.cli.rebalancing import wait_for
     from millrace.cli.show import print_scale
+    from millrace.control.migrations import COMPLETED
+    from millrace.control.scaling import BY_SCALING
     from millrace.master.requests.client import ask
 
-    answer = ask(cluster, "scale", par=pairs("scale", tasks, whole=True), topology=topology)
+    request = partial(ask, cluster)
+    known = {row["id"] for row in request("migrations")}
+    answer = request("scale", par=pairs("scale", tasks, whole=True), topology=topology)
+    record = None
+    if wait and answer["changed"] and not answer["batched"]:
+        record = wait_for(request, answer["topology"], BY_SCALING, known, plain_console(stderr=True))
+        answer["key_groups_moved"] = sum(len(moved["groups"]) for moved in (record or {"moved": ()})["moved"])
+    answer["migration"] = record
     typer.echo(json.dumps(answer)) if as_json else print_scale(answer)
+    if record is not None and record["outcome"] != COMPLETED:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.cli.figures import count, megabytes, number_of, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, ranges, task_names
+from millrace.control.migrations import COMPLETED
 from millrace.errors import UnknownTopology
 
 COUNTED = {"keys": "keys", "dirty": "unsaved"}  # reported by running tasks
@@ -61,10 +62,25 @@ def print_scale(change: dict[str, Any]) -> None:
         already = ", ".join(f"{number_of(n, 'task')} of {name}" for name, n in change["to"].items())
         console.print(f"{change['topology']} has {already} already")
         return
+    record = change["migration"]
+    failed = record is not None and record["outcome"] != COMPLETED
+    when = " from the next batch on" if change["batched"] else " wanted" if record is None or failed else ""
     for component, tasks in change["to"].items():
         shared = f", {_shares(change['key_groups'][component])}" if component in change["key_groups"] else ""
-        console.print(f"{component} of {change['topology']}: {change['from'][component]} -> {number_of(tasks, 'task')} from "
-                      f"the next batch on{shared}")
+        console.print(f"{component} of {change['topology']}: {change['from'][component]} -> {number_of(tasks, 'task')}{when}"
+                      f"{shared}")
+    if failed:
+        console.print(f"{record['outcome']}: {record['reason']}")
+    elif record is not None:
+        moved = number_of(change["key_groups_moved"], "key group")
+        console.print(f"done in {record['phases_ms']['done'] / 1000:.1f} s; {moved} handed over; longest gap at the sinks "
+                      f"{_gap(record['longest_gap_ms'])}, usually {_gap(record['usual_gap_ms'])}")
+    elif not change["batched"]:
+        console.print("millrace moves shows the progress")
+
+
+def _gap(ms: float | None) -> str:
+    return "not measured" if ms is None else f"{ms:.0f} ms"
 
 
 def _shares(owners: list[int]) -> str:

@@ -52,7 +52,15 @@ from millrace.control.moving.migrating import MigrationControl
 from millrace.control.moving.plan_changes import PlanChanges
 from millrace.control.moving.rescaling import RescalingControl
 from millrace.control.moving.slots import SlotControl
-from millrace.control.submission import ackers_for, check_guarantee, check_not_running, check_settings, owners_in, weak_points
+from millrace.control.submission import (
+    ackers_for,
+    check_guarantee,
+    check_not_running,
+    check_settings,
+    owners_in,
+    scaled_note,
+    weak_points,
+)
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
 from millrace.control.wave_control import WaveControl, check_read
@@ -322,6 +330,8 @@ class MasterState:
         if event.checkpoint is None and event.after[1]:
             notes.append(Say(f"starts fresh: checkpoints of earlier runs, up to wave {event.after[1]}, are deleted once this "
                              "run has committed its own waves", graph.name))
+        if event.checkpoint is not None and (text := scaled_note(graph)):
+            notes.append(Say(text, graph.name))
         return [Say(f"submitted with {len(graph.tasks())} tasks", graph.name, cause=PERSON), *notes, *placed, self.distribute()]
 
     def _set_paused(self, name: str, paused: bool) -> list[Command]:

@@ -16,6 +16,7 @@ from millrace.control.moves import Cause
 from millrace.model.graph import TaskId
 
 HOLD, GROW, REGROUP, RETIRE = "hold", "grow", "regroup", "retire"
+PHASES = (HOLD, GROW, REGROUP, RETIRE)
 BY_SCALING = "scale"  # the strategy in the record
 
 
@@ -33,8 +34,8 @@ class Scaling:
     from_version: int
     in_flight: int
     phase: str = HOLD
-    since: float = 0.0  # time when the phase began, or when the topology last was not running
-    entered: bool = False
+    entered: float = 0.0  # time when the phase began
+    since: float = 0.0  # the same, or the time when the topology last was not running
     revision: int = 0  # that all workers must have carried out
     joining: tuple[TaskId, ...] = ()  # tasks that get no tuples yet
     admitted: bool = False  # they take part in waves
@@ -48,8 +49,13 @@ class Scaling:
 
     def enter(self, phase: str, now: float) -> None:
         """End the current phase and begin another one."""
-        self.done.append((self.phase, now - self.since))
-        self.phase, self.since, self.entered, self.tries, self.not_before = phase, now, False, 0, 0.0
+        self.done.append((self.phase, now - self.entered))
+        self.phase, self.entered, self.since, self.tries, self.not_before = phase, now, now, 0, 0.0
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1."""
+        return PHASES.index(self.phase) / len(PHASES)
 
     @property
     def key_groups_moved(self) -> int:

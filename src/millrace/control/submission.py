@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import replace
 from datetime import datetime
 from typing import Literal
 
@@ -133,17 +132,20 @@ def _which(manifest: Manifest) -> str:
     return f"batch {manifest.wave - base_wave(manifest.offsets) - 1} (wave {manifest.wave})"
 
 
-def as_scaled(graph: TopologyGraph, manifest: Manifest, chosen: frozenset[str]) -> tuple[TopologyGraph, str]:
-    """The graph with the checkpoint's numbers of tasks, and a message about it. Components in `chosen` keep their number, and
-    so do those that cannot be rescaled while they run: there the number was changed in the declaration."""
-    scaled = {component.name: manifest.parallelism[component.name] for component in graph.bolts
-              if component.name in manifest.parallelism and component.name not in chosen and not component.own_state}
-    changed = [f"{component.name} x {scaled[component.name]}" for component in graph.bolts
-               if scaled.get(component.name, component.par) != component.par]
-    if not changed:
-        return graph, ""
-    components = tuple(replace(component, par=scaled.get(component.name, component.par)) for component in graph.components)
-    return replace(graph, components=components), f"resumes with {', '.join(changed)}, as it was rescaled"
+def as_scaled(graph: TopologyGraph, manifest: Manifest) -> TopologyGraph:
+    """The graph with the numbers of tasks that the checkpoint's run was scaled to. Components whose number the user has chosen
+    for this run, or has changed in the declaration since, keep that, and so do those that cannot be scaled."""
+    return graph.with_par({component.name: manifest.parallelism[component.name] for component in graph.bolts
+                           if not component.chosen and not component.own_state and component.name in manifest.parallelism
+                           and manifest.declared.get(component.name) == component.declared})
+
+
+def scaled_note(graph: TopologyGraph) -> str:
+    """A message about the components that a resumed topology has other numbers of tasks of than declared; empty if there are
+    none."""
+    changed = [f"{component.name} x {component.par}" for component in graph.bolts
+               if not component.chosen and component.declared not in (0, component.par)]
+    return f"resumes with {', '.join(changed)}, as it was scaled" if changed else ""
 
 
 def owners_in(manifest: Manifest, graph: TopologyGraph) -> dict[str, tuple[int, ...]]:

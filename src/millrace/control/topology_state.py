@@ -123,8 +123,7 @@ class TopologyState:
         """Take tasks that have ended, the last ones of their components, out of the topology. A new plan must follow."""
         gone = set(tasks)
         left = Counter(task.component for task in self.graph.tasks() if task not in gone)
-        self.graph = replace(self.graph, components=tuple(replace(component, par=left[component.name])
-                                                          for component in self.graph.components))
+        self.graph = self.graph.with_par(left)
         for by_task in (self.places, self.homes, self.positions, self.reached, self.executed):
             for task in gone:
                 by_task.pop(task, None)

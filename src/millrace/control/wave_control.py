@@ -404,8 +404,8 @@ def _claim(topology: TopologyState) -> Manifest:
     """The checkpoint that the epoch continues from, under the epoch's number; an empty one for a fresh start."""
     if topology.checkpoint is not None:
         return msgspec.structs.replace(topology.checkpoint, epoch=topology.epoch)
-    return Manifest(topology.graph.name, 0, topology.epoch, topology.graph.key_groups, _parallelism(topology.graph), [], 0.0,
-                    offsets=topology.offsets)
+    return Manifest(topology.graph.name, 0, topology.epoch, topology.graph.key_groups, topology.graph.parallelism, [], 0.0,
+                    offsets=topology.offsets, declared=topology.graph.declared)
 
 
 def _manifest(topology: TopologyState, store: Store) -> Manifest:
@@ -426,9 +426,5 @@ def _manifest(topology: TopologyState, store: Store) -> Manifest:
             whole = msgspec.structs.replace(record, chains=owned, blocks={})
             needed = {piece.blob for piece in whole.pieces()}
             records.append(msgspec.structs.replace(whole, blocks={blob: blocks[blob] for blob in needed if blob in blocks}))
-    return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, _parallelism(graph), records, 0.0, topology.epoch,
-                    topology.offsets)
-
-
-def _parallelism(graph: TopologyGraph) -> dict[str, int]:
-    return {component.name: component.par for component in graph.components}
+    return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, graph.parallelism, records, 0.0, topology.epoch,
+                    topology.offsets, declared=graph.declared)

@@ -261,7 +261,8 @@ class Master:
         return rows
 
     def rescale(self, name: str, par: Mapping[str, int]) -> None:
-        """Change the number of tasks of these components from the next batch on; for topologies that run in batches."""
+        """Begin to change the number of tasks of these components. `state.topology(name).scaling` is None when that is over; a
+        topology that runs in batches has them from the next batch on."""
         self.call(lambda: self.tell(Rescaled(name, dict(par))))
 
     def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,

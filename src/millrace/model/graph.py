@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -72,7 +73,8 @@ class ComponentDef:
     state that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
     defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds.
     `takes_over`: a task of it can continue with the rows that another incarnation has staged. `keyed_state`: it keeps state by
-    key."""
+    key. `declared`: the number of tasks in its declaration, which `par` may have been changed from; `chosen`: the user chose
+    `par` when the topology was started."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -90,6 +92,8 @@ class ComponentDef:
     takes_over: bool = True
     dataframe: bool = False
     keyed_state: bool = False
+    declared: int = 0
+    chosen: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -121,6 +125,20 @@ class TopologyGraph(_GraphCache):
     config: dict[str, Any] = field(repr=False)
     ackers: int = 0
     batched: bool = False
+
+    @property
+    def parallelism(self) -> dict[str, int]:
+        return {component.name: component.par for component in self.components}
+
+    @property
+    def declared(self) -> dict[str, int]:
+        """The numbers of tasks in the declarations of the components."""
+        return {component.name: component.declared for component in self.components}
+
+    def with_par(self, par: Mapping[str, int]) -> TopologyGraph:
+        """The graph with these numbers of tasks; other components keep theirs."""
+        return replace(self, components=tuple(replace(component, par=par.get(component.name, component.par))
+                                              for component in self.components))
 
     def component(self, name: str) -> ComponentDef:
         return self.components[self._position(name)]
@@ -310,11 +328,12 @@ def _ordered(specs: list[ComponentSpec]) -> list[ComponentSpec]:
 
 def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> ComponentDef:
     component_cls = spec.component_cls
+    wanted = _chosen_par(spec, par, config)
     return ComponentDef(
         name=str(spec.name),
         kind="spout" if issubclass(component_cls, Spout) else "bolt",
         code=_code_of(spec.label, component_cls),
-        par=_chosen_par(spec, par, config),
+        par=wanted,
         config=_plain(spec.config),
         outputs=tuple(StreamDef(stream.name, stream.fields, stream.direct) for stream in spec.all_outputs),
         inputs=tuple(Input(str(read.source), read.stream, cast(Grouping, read.grouping)) for read in spec.inputs),
@@ -329,6 +348,8 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
         dataframe=spec.dataframe is not None,
         keyed_state=_keeps_state_by_key(spec, component_cls),
+        declared=_chosen_par(spec, None, config) if isinstance(spec.par, int) else wanted,
+        chosen=par is not None,
     )
 
 

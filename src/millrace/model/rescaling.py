@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from millrace.config import KEY_GROUP_COUNT
 from millrace.errors import TopologyError
@@ -22,8 +21,7 @@ def rescaled(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
         _check(graph, graph.component(name), tasks)
     if all(graph.component(name).par == tasks for name, tasks in par.items()):
         return graph
-    return replace(graph, components=tuple(replace(component, par=par.get(component.name, component.par))
-                                           for component in graph.components))
+    return graph.with_par(par)
 
 
 def _check(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:

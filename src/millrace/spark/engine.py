@@ -15,6 +15,7 @@ from millrace.config import CHECKPOINTS, RESIDENT, check_engine_settings, check_
 from millrace.control.events import Event, Regrouped, Say, Withdrawn
 from millrace.control.migrations import record_of_request
 from millrace.control.moves import BY_HANDOVER
+from millrace.control.scaling import BY_SCALING
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
@@ -440,17 +441,23 @@ class RunningTopology:
         return record
 
     def _is_settled(self) -> bool:
-        """True if no migration is under way. Runs on the master's thread."""
+        """True if no migration, and no change of parallelism, is under way. Runs on the master's thread."""
         topology = self._master.state.topologies.get(self.name)
-        return topology is None or topology.migration is None
+        return topology is None or (topology.migration is None and topology.scaling is None)
 
     def migrations(self) -> list[dict[str, Any]]:
         """The newest migrations, in order, as in `millrace migrations --json`."""
         return self._master.past_migrations(self.name)
 
-    def scale(self, component: str, tasks: int) -> None:
-        """Run the bolt with `tasks` tasks from the next batch on; refused for a resident topology."""
-        self._master.rescale(self.name, {component: tasks})
+    def scale(self, par: Mapping[str, int], seconds: float = 300.0) -> dict[str, Any] | None:
+        """Give components other numbers of tasks, all or none, and wait until that is done; nothing stops. Returns the record
+        of the migration, as in `millrace migrations --json`; None if nothing changes, and on the microbatch engine, where it
+        takes effect with the next batch."""
+        before = {row["id"] for row in self.migrations()}
+        self._master.rescale(self.name, par)
+        if not self._master.wait_until(self._is_settled, seconds):
+            raise MillraceError(f"{self.name!r} is not scaled after {seconds:g} s; `migrations` will show how that ends")
+        return record_of_request(self.migrations(), before, BY_SCALING)
 
     def pause(self) -> None:
         """Pause the spouts; bolts continue."""

@@ -6,7 +6,6 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from millrace.api.topology import Topology
 from millrace.config import CHECKPOINTS, MICROBATCH, check_engine_settings, check_topology_config
 from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
-from millrace.control.submission import Resume, as_scaled, check_guarantee, check_settings
+from millrace.control.submission import Resume, check_guarantee, check_settings
 from millrace.errors import CorruptCheckpoint, MillraceError, NotEnoughSlots, TopologyError
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.service import Master
@@ -38,7 +37,7 @@ from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
 from millrace.spark.session.session import make_batch_session, stop_session
 from millrace.spark.session.settings import EXCLUDING
-from millrace.state.checkpoint import Manifest, base_wave, check_fit
+from millrace.state.checkpoint import base_wave
 from millrace.state.path_step import path_step
 
 if TYPE_CHECKING:
@@ -114,10 +113,10 @@ class MicrobatchEngine:
     def submit(self, topology: type[Topology] | TopologyGraph, name: str | None = None, config: dict[str, Any] | None = None,
                par: dict[str, int] | None = None, resume: Resume = None,
                sources: dict[str, DataFrame] | None = None) -> RunningTopology:
-        """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to
-        unless `par` names another (a graph keeps its own); False starts empty, and the checkpoints of earlier runs are
-        deleted once this one has committed its own; None is refused if there are any; "auto" continues if there are any, and
-        starts otherwise; "older" goes back to the previous run, if the last fresh one stopped before its first commit.
+        """Start a topology. `resume`: True continues from its last committed batch, with the parallelism that it was scaled to,
+        unless `par` names another or the declaration has changed since; False starts empty, and the checkpoints of earlier
+        runs are deleted once this one has committed its own; None is refused if there are any; "auto" continues if there are
+        any, and starts otherwise; "older" goes back to the previous run, if the last fresh one stopped before its first commit.
         `sources`: streaming DataFrames by component, for a graph with DataFrame spouts; a class declares its own."""
         check_topology_config(config or {})
         graph = batched(topology if isinstance(topology, TopologyGraph) else graph_of(topology, name, config, par))
@@ -132,11 +131,12 @@ class MicrobatchEngine:
         graph = with_schemas(graph, writers)
         self._wait_for_earlier_query(graph.name)
         attempt = self.master.checkpointing.attempt(graph, resume)
-        keep = frozenset(par or {}) if isinstance(topology, type) else None
         try:
-            self.master.check(self._fitted(attempt.outlook, keep)[0])
+            self._check_offsets(attempt.outlook)
+            self.master.check(attempt.outlook)
             self.executors.check_store(str(CHECKPOINTS.of(self.master.settings)))
-            event, message = self._fitted(self.master.checkpointing.take_over(attempt), keep)
+            event = self.master.checkpointing.take_over(attempt)
+            self._check_offsets(event)
             graph = event.graph
             query = self._query(graph, sources or {}, event, writers)
             self.master.submit_batched(event)
@@ -151,22 +151,7 @@ class MicrobatchEngine:
             self.master.checkpointing.start_failed(graph.name)
             self.master.batching.finish(graph.name, "it could not be started")
             raise
-        if message:
-            self.master.call(lambda: self.master.say(Say(message, graph.name)))
         return RunningTopology(self.master, graph.name)
-
-    def _fitted(self, event: Submitted, keep: frozenset[str] | None) -> tuple[Submitted, str]:
-        """The event with the parallelism that its checkpoint was scaled to, and a message about it; raises an error if it
-        cannot be resumed. `keep`: components that keep their own parallelism; None: all do."""
-        checkpoint, message = event.checkpoint, ""
-        if checkpoint is None:
-            return event, message
-        graph = event.graph
-        if keep is not None:
-            graph, message = as_scaled(graph, checkpoint, keep)
-        check_fit(checkpoint, graph)
-        self._check_offsets(graph.name, checkpoint)
-        return replace(event, graph=graph), message
 
     def _query(self, graph: TopologyGraph, sources: dict[str, DataFrame], event: Submitted,
                writers: list[SinkWriter]) -> BatchQuery:
@@ -198,9 +183,10 @@ class MicrobatchEngine:
         """Called by a query that has noticed that Spark has ended."""
         self.lost = GONE
 
-    def _check_offsets(self, name: str, committed: Manifest) -> None:
+    def _check_offsets(self, event: Submitted) -> None:
         """Refuse to resume if Spark's offsets are gone: it would repeat batches that are done."""
-        if not needs_offsets(committed):
+        name, committed = event.graph.name, event.checkpoint
+        if committed is None or not needs_offsets(committed):
             return
         place = offsets_place(str(CHECKPOINTS.of(self.master.settings)), name, committed.offsets)
         if not self.placement.exists(f"{place}/offsets"):

@@ -114,6 +114,12 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     wave_epoch: int = 0
     offsets: str = ""  # names the directories with Spark's reading positions of its sources, or of the DataFrame spouts' feeds
     offsets_digest: str = ""  # of Spark's reading positions of the batch; empty for a resident topology, and in older manifests
+    declared: dict[str, int] = {}  # numbers of tasks in the declarations; empty in older manifests
+
+    @property
+    def overtook(self) -> bool:
+        """True if the wave has saved tuples that it has overtaken."""
+        return any(record.in_flight is not None for record in self.records)
 
     @property
     def of_batches(self) -> bool:
@@ -342,7 +348,7 @@ def check_fit(manifest: Manifest, graph: TopologyGraph) -> None:
     if graph.key_groups != manifest.key_groups:
         raise _misfit(manifest, graph, f"has {manifest.key_groups} key groups", f"has {graph.key_groups}",
                       f"Set {KEY_GROUP_COUNT.key} to {manifest.key_groups}")
-    if any(record.in_flight is not None for record in manifest.records):
+    if manifest.overtook:
         _check_in_flight(manifest, graph)
     for record in manifest.records:
         _check_record(manifest, graph, record, now[record.component])

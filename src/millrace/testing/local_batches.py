@@ -73,16 +73,17 @@ class LocalBatches(BatchDriver):
     def __init__(self, graph: TopologyGraph, store: str, processes: int = 2, seed: int = 0, most_tuples: int = 100,
                  clock: Clock | None = None, holds: bool = False, resume: Resume = False,
                  repair_rounds: int = REPAIR_ROUNDS) -> None:
-        self.graph, self.store, self.most_tuples, self.clock = graph, store, most_tuples, clock
+        self.store, self.most_tuples, self.clock = store, most_tuples, clock
         self.setup = WorkerSetup(f"local-{uuid.uuid4().hex[:8]}", "", Keys.make() if holds else Keys(b"", b""),
                                  settings={CHECKPOINTS.key: store})
         self.holds = holds
         self.addresses: dict[int, WorkerAddress] = {}  # of processes that hold fragments
-        self.key_groups = {component.name: initial_key_groups(graph.key_groups, component.par)
-                           for component in graph.bolts if component.keyed}
         self.version = 1
         self.checkpoints = Checkpoints(open_store(store), graph.name)
         began = StartOnStore(graph, self.checkpoints, store, self.setup.cluster).submission(resume)
+        graph = self.graph = began.graph
+        self.key_groups = {component.name: initial_key_groups(graph.key_groups, component.par)
+                           for component in graph.bolts if component.keyed}
         self.earlier = began.earlier
         epochs = itertools.count(began.after[0] + 1)
         start = start_from(began.checkpoint, next(epochs))

@@ -35,6 +35,7 @@ from millrace.control.events import (
     Migrated,
     MoveArmed,
     Moved,
+    Rescaled,
     Say,
     SendWave,
     StopWorker,
@@ -268,6 +269,10 @@ class LocalCluster:
 
     def move(self, name: str, task: TaskId, slot: int, strategy: str = BY_HANDOVER) -> None:
         self.tell(Moved(name, task, slot, strategy))
+
+    def scale(self, name: str, **par: int) -> None:
+        """Give components of a topology other numbers of tasks."""
+        self.tell(Rescaled(name, par))
 
     def remove(self, slot: int) -> None:
         """Remove a worker on purpose; `left` has it when that is over."""

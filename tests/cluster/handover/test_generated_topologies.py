@@ -1,6 +1,6 @@
-"""Random topologies of every grouping and kind of bolt, and random plans of moves and regroups while waves run. Without a fault
-nothing is lost, repeated, replayed or reordered in any guarantee. With faults, exactly-once output and state are exact, and
-at-least-once output is never short."""
+"""Random topologies of every grouping and kind of bolt, and random plans of moves, regroups and changes of parallelism while
+waves run. Without a fault nothing is lost, repeated, replayed or reordered in any guarantee. With faults, exactly-once output
+and state are exact, and at-least-once output is never short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.cluster.generated_runs import AT_LEAST, AT_MOST, EXACTLY, FAULTS, F
 from support.examples import examples
 
 LIMIT = 500
-PLANS = ("move", "move", "many", "regroup", "regroup", "both", "wave", "cancel", "restart")
+PLANS = ("move", "move", "many", "regroup", "regroup", "both", "scale", "scale", "wave", "cancel", "restart")
 SEEDS = st.integers(0, 1 << 30)
 QUICK = settings(deadline=None, phases=[Phase.explicit, Phase.generate],
                  suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -40,7 +40,7 @@ def run_without_faults(seed: int, guarantee: str) -> None:
     for _ in range(random.randint(4, 12)):
         run.act(random, random.choice(PLANS))
         run.cluster.step(random.randrange(40))
-    run.cluster.run_until(lambda: run.state.handover.at_rest)
+    run.cluster.run_until(lambda: run.at_rest)
     assert not (flaws := run.flaws()), (flaws, str(shape), run.cluster.said)
     run.finish()
     run.check_received()
@@ -93,7 +93,7 @@ def run_with_deaths(seed: int, guarantee: str) -> None:
     run.cluster.run(0.05)
     for _ in range(random.randint(4, 14)):
         if random.random() < 0.5:
-            run.act(random, random.choice(("move", "many", "regroup", "both")))
+            run.act(random, random.choice(("move", "many", "regroup", "both", "scale")))
         else:
             faults.act(random.choice(("kill", "kill", "start", "start")))
         run.cluster.step(random.choice([0, 1, 2, 5, 20, 70, 200]))

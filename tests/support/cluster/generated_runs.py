@@ -7,11 +7,11 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from millrace.control.events import Regrouped, WaveRequested, Withdrawn
+from millrace.control.events import Regrouped, Rescaled, WaveRequested, Withdrawn
 from millrace.control.moving.plan_changes import CANCELLED_BY_PERSON
 from millrace.errors import MillraceError, StoreUnreachable, TopologyError
 from support.cluster import generated_parts as parts
-from support.cluster.generated import KEYED, Shape, disorder, rows_of, truth
+from support.cluster.generated import KEYED, NUMBERED, Shape, disorder, rows_of, truth
 from support.cluster.slow_cluster import SlowCluster
 from support.cluster.wave_runs import tasks, until_wave
 from support.suites.kept_state import state_of
@@ -43,6 +43,11 @@ class GeneratedRun:
     def state(self) -> Any:
         return self.cluster.master.topologies[NAME]
 
+    @property
+    def at_rest(self) -> bool:
+        """True if nothing moves, and no component is being scaled."""
+        return self.state.handover.at_rest and self.state.scaling is None
+
     # -- plans ---------------------------------------------------------------------------------------------------------
 
     def move(self, random: Random, most: int = 1) -> None:
@@ -55,10 +60,10 @@ class GeneratedRun:
 
     def regroup(self, random: Random) -> None:
         """Ask that random key groups of a component go to other tasks of it."""
-        names = sorted(name for name in self.state.key_groups if self.shape[name].par > 1)
+        names = sorted(name for name in self.state.key_groups if self.state.graph.component(name).par > 1)
         if names:
             name = random.choice(names)
-            par, groups = self.shape[name].par, range(len(self.state.key_groups[name]))
+            par, groups = self.state.graph.component(name).par, range(len(self.state.key_groups[name]))
             chosen = random.sample(groups, random.choice([1, 10, 60, len(groups)]))
             one = random.choice([None, random.randrange(par)])
             with suppress(TopologyError):
@@ -66,7 +71,18 @@ class GeneratedRun:
                     group: random.randrange(par) if one is None else one for group in chosen}))
                 self.regrouped = True
 
+    def scale(self, random: Random) -> None:
+        """Ask that components have other numbers of tasks: those whose number does not change the rows."""
+        names = [part.name for part in self.shape.parts if part.inputs and not any(how in NUMBERED for _, how in part.inputs)]
+        if names:
+            chosen = random.sample(names, min(len(names), random.choice([1, 1, 2])))
+            with suppress(TopologyError):  # tasks are being moved, or it has snapshot()
+                self.cluster.tell(Rescaled(NAME, {name: random.randint(1, 6) for name in chosen}))
+                self.regrouped = True
+
     def act(self, random: Random, action: str) -> None:
+        if action == "scale":
+            self.scale(random)
         if action in ("move", "both"):
             self.move(random)
         if action == "many":
@@ -75,7 +91,7 @@ class GeneratedRun:
             self.regroup(random)
         if action == "cancel":
             with suppress(TopologyError):  # nothing moves, or it has switched
-                self.cluster.tell(Withdrawn(NAME, random.choice(sorted(self.graph.tasks()))))
+                self.cluster.tell(Withdrawn(NAME, random.choice(sorted(self.state.graph.tasks()))))
         if action == "restart":
             with suppress(MillraceError):  # it restarts already
                 self.cluster.restart(random.choice(sorted(self.cluster.master.workers)))
@@ -100,7 +116,7 @@ class GeneratedRun:
         while received < len(parts.RECEIVED):
             received = len(parts.RECEIVED)
             self.cluster.run(0.3)  # longer than anything waits for a tick or a message
-        self.cluster.run_until(lambda: self.sent() and self.state.handover.at_rest)  # workers that restarted get tasks back
+        self.cluster.run_until(lambda: self.sent() and self.at_rest)  # workers that restarted get tasks back
         self.live = self.live_states()
         if self.shape.guarantee == EXACTLY:
             self.cluster.stop(NAME, wait=100)

@@ -149,13 +149,26 @@ def test_state_with_long_names(capsys: Capture, live: bool, groups: bool) -> Non
 
 
 def test_scale(capsys: Capture) -> None:
-    answer = {"topology": "wordcount", "from": {"count": 2}, "to": {"count": 3}, "changed": True,
-             "key_groups": {"count": [0] * 43 + [1] * 43 + [2] * 42}}
+    answer = {"topology": "wordcount", "from": {"count": 2}, "to": {"count": 3}, "changed": True, "batched": True,
+              "migration": None, "key_groups": {"count": [0] * 43 + [1] * 43 + [2] * 42}}
     print_scale(answer)
     assert " ".join(printed(capsys).split()) == (
         "count of wordcount: 2 -> 3 tasks from the next batch on, 42 to 43 key groups each")
     print_scale({**answer, "changed": False})
     assert printed(capsys) == "wordcount has 3 tasks of count already\n"
+
+
+def test_scale_of_resident_tasks(capsys: Capture) -> None:
+    record = {"outcome": "done", "reason": "", "phases_ms": {"done": 412.0}, "longest_gap_ms": 20.0, "usual_gap_ms": None}
+    answer = {"topology": "wordcount", "from": {"split": 2}, "to": {"split": 3}, "changed": True, "batched": False,
+              "migration": record, "key_groups": {}, "key_groups_moved": 1}
+    print_scale(answer)
+    assert " ".join(printed(capsys).split()) == ("split of wordcount: 2 -> 3 tasks done in 0.4 s; 1 key group handed over; "
+                                                 "longest gap at the sinks 20 ms, usually not measured")
+    print_scale({**answer, "migration": {**record, "outcome": "cancelled", "reason": "a wave was not over"}})
+    assert printed(capsys) == "split of wordcount: 2 -> 3 tasks wanted\ncancelled: a wave was not over\n"
+    print_scale({**answer, "migration": None})
+    assert printed(capsys) == "split of wordcount: 2 -> 3 tasks wanted\nmillrace moves shows the progress\n"
 
 
 def test_a_move(capsys: Capture) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from story import COUNT0, COUNT1, LINES, Story, graph, last, said
 
@@ -133,27 +135,42 @@ def scaled(*owners: int, par: int = 3) -> Manifest:
     records = [TaskRecord("count", index, {group: [ref] for group, owner in enumerate(owners) if owner == index})
                for index in range(par)]
     return Manifest("words", 4, 7, GROUPS, {"lines": 1, "count": par, "top": 2},
-                    [TaskRecord("lines", 0, position=40), *records], 0.0, 7)
+                    [TaskRecord("lines", 0, position=40), *records], 0.0, 7, declared=batched().declared)
+
+
+def changed(graph: TopologyGraph, **values: Any) -> TopologyGraph:
+    """Return the graph with other values of its bolt count."""
+    return replace(graph, components=tuple(replace(component, **values) if component.name == "count" else component
+                                           for component in graph.components))
 
 
 def test_it_continues_with_its_scaled_parallelism() -> None:
-    result, message = as_scaled(batched(), scaled(0, 1, 2), frozenset())
-    assert {component.name: component.par for component in result.components} == {"lines": 1, "count": 3, "top": 2}
-    assert message == "resumes with count x 3, as it was rescaled"
-    assert as_scaled(result, scaled(0, 1, 2), frozenset()) == (result, "")
-    assert as_scaled(batched(), scaled(0, 1, 2), frozenset(["count"])) == (batched(), "")
+    result = as_scaled(batched(), scaled(0, 1, 2))
+    assert result.parallelism == {"lines": 1, "count": 3, "top": 2}
+    assert as_scaled(result, scaled(0, 1, 2)) == result
+    story = Story(2)
+    assert "resumes with count x 3, as it was scaled" in said(
+        story.on(Submitted(changed(result, declared=2), scaled(0, 1, 2), (7, 4))))
+
+
+def test_a_number_that_was_chosen_or_declared_since_counts() -> None:
+    chosen, declared = changed(batched(), chosen=True), changed(batched(), par=5, declared=5)
+    assert as_scaled(chosen, scaled(0, 1, 2)) == chosen
+    assert as_scaled(declared, scaled(0, 1, 2)) == declared
+    older = msgspec.structs.replace(scaled(0, 1, 2), declared={})
+    assert as_scaled(batched(), older) == batched()
 
 
 def test_a_spout_or_a_bolt_with_a_snapshot_has_what_is_declared() -> None:
     made = batched()
     own = replace(made, components=tuple(replace(component, own_state=True, par=2) for component in made.components))
-    assert as_scaled(own, scaled(0, 1, 2), frozenset()) == (own, "")
+    assert as_scaled(own, scaled(0, 1, 2)) == own
 
 
 def test_key_groups_stay_with_the_tasks_that_had_them() -> None:
     story = Story(2)
     kept = scaled(2, 2, 0, 0, 1)
-    story.on(Submitted(as_scaled(batched(), kept, frozenset())[0], kept, (7, 4)))
+    story.on(Submitted(as_scaled(batched(), kept), kept, (7, 4)))
     rest = initial_key_groups(GROUPS, 3)[5:]
     assert story.state.topologies["words"].key_groups == {"count": (2, 2, 0, 0, 1, *rest)}
 

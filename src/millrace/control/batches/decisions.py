@@ -27,7 +27,7 @@ collection deletes the leftovers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ class Batches:
                  writes_rows: bool = False, repair_rounds: int = REPAIR_ROUNDS) -> None:
         self._topology, self._offsets, self._new_epoch, self._writes_rows = graph.name, start.offsets, new_epoch, writes_rows
         committed = start.committed
-        self._graph = graph if committed is None else _with_parallelism(graph, committed.parallelism)  # as it was committed
+        self._graph = graph if committed is None else graph.with_par(committed.parallelism)  # as it was committed
         self._attempted = graph  # as the last attempt has run it
         self.base, self.committed = start.base, committed
         self.epoch = committed.epoch if committed is not None else 0
@@ -229,8 +229,8 @@ class Batches:
         if life is Life.GONE:
             return self._next(StopBatches())
         manifest = Manifest(self._topology, step.wave, step.epoch, graph.key_groups,
-                            {component.name: component.par for component in graph.components},
-                            sorted(records, key=lambda record: record.task), now, step.epoch, self._offsets, self._digest)
+                            graph.parallelism, sorted(records, key=lambda record: record.task), now, step.epoch,
+                            self._offsets, self._digest, graph.declared)
         self._check_groups(manifest)
         self._attempted, self._rounds_left = graph, self._repair_rounds
         return self._next(CommitPoint(manifest))
@@ -421,7 +421,3 @@ def pause_after(failures: int) -> float:
 def _is_to_stop(step: BatchStep, life: Life) -> bool:
     """True if the step must not be retried because the topology is ending."""
     return life in (Life.ENDED, Life.GONE) or (life is Life.STOPPING and not is_of_commit(step))
-
-
-def _with_parallelism(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
-    return replace(graph, components=tuple(replace(component, par=par[component.name]) for component in graph.components))

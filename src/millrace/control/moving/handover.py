@@ -33,10 +33,17 @@ from millrace.control.moves import (
     Regrouping,
     Wanted,
     causes_of,
-    connected,
     tasks_in,
 )
 from millrace.control.moving.acker_moves import AckerMoves, AckerTopologies
+from millrace.control.moving.batch_rules import (
+    changes_receivers,
+    failing_with,
+    in_place,
+    overtook_receivers,
+    publishes,
+    together,
+)
 from millrace.control.moving.next_batch import next_batch
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
@@ -218,7 +225,7 @@ class HandoverControl:
                                     f"worker {slot} was lost")
         if handover.phase != SWITCH:
             return [], [*said, *self._cancel(topology, touched, f"worker {slot} was lost")]
-        touched = _failing_with(topology, touched)
+        touched = failing_with(topology, touched)
         ends = [*self._migrated(topology, touched, ROLLED_BACK, f"worker {slot} was lost"), *self._drop(topology, touched)]
         stranded = dict.fromkeys(task for moving in touched for task in moving.tasks if topology.places[task].slot != slot)
         return list(stranded), [*said, *ends]
@@ -227,7 +234,7 @@ class HandoverControl:
         """The topology returns to its last wave: the moves of tasks that begin again end. Those that have switched begin at
         their new places."""
         handover, why = topology.handover, topology.restarts_because
-        ended = _together(topology, [moving for moving in handover.batch if not _in_place(topology, moving)])
+        ended = together(topology, [moving for moving in handover.batch if not in_place(topology, moving)])
         if not ended or handover.phase != SWITCH:
             return self._cancel(topology, ended, f"the topology rolls back: {why}")
         ends = [*self._migrated(topology, ended, ROLLED_BACK, why), *self._drop(topology, ended)]
@@ -257,6 +264,8 @@ class HandoverControl:
                                 for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
         handover.phase, handover.since, handover.began = ARM, self.now, self.now
+        if topology.waves is not None and changes_receivers(handover.batch):
+            topology.waves.drains = True
         return [self._master.distribute()]
 
     def _advance(self, topology: TopologyState) -> list[Command]:
@@ -268,15 +277,20 @@ class HandoverControl:
                 moving.armed = 0
         if any(moving.armed < 0 for moving in handover.batch):
             return rebased
-        publishes = _publishes(topology)
-        if publishes and handover.phase == ARM and waves is not None and waves.phase != IDLE:
+        must_publish = publishes(topology)
+        if must_publish and handover.phase == ARM and waves is not None and waves.phase != IDLE:
             return rebased  # that wave may have begun while the task still got tuples
-        if handover.phase == ARM and waves is not None and not handover.cold and (handover.base[0] or publishes):
+        if handover.phase == ARM and waves is not None and not handover.cold and (
+                handover.base[0] or must_publish or overtook_receivers(topology)):
             handover.phase, handover.since = REFRESH, self.now
             waves.request(self.now)
         if waves is not None:
             waves.held = waves.held or handover.phase == ARM
             if not waves.held or waves.phase != IDLE:  # a wave is under way
+                return rebased
+            if overtook_receivers(topology):  # it had begun before the batch
+                waves.held = False
+                waves.request(self.now)
                 return rebased
         late = any(moving.armed < handover.base[0] for moving in handover.batch)
         return rebased if late or self._stopped(topology) or self._behind(topology) else self._switch(topology)
@@ -369,7 +383,7 @@ class HandoverControl:
 
     def _cancel(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Cancel moves that have not switched: their tasks stay where they are."""
-        cancelled = _together(topology, list(moves))
+        cancelled = together(topology, list(moves))
         if not cancelled or topology.handover.phase == SWITCH:
             return []
         ends = [*self._migrated(topology, cancelled, CANCELLED, reason), *self._drop(topology, cancelled)]
@@ -381,7 +395,7 @@ class HandoverControl:
 
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
-        given_up = _failing_with(topology, list(moves))
+        given_up = failing_with(topology, list(moves))
         tasks = tasks_in(given_up)
         ends = [*self._migrated(topology, given_up, ROLLED_BACK, reason), *self._drop(topology, given_up)]
         text = f"{tasks_named(tasks)} lost while being moved: {reason}"
@@ -419,7 +433,7 @@ class HandoverControl:
         if retired:
             topology.remove(retired)
         if topology.waves is not None:
-            topology.waves.held = False
+            topology.waves.held = topology.waves.drains = False
 
     def _find(self, number: int, epoch: int, move: int) -> tuple[TopologyState, Moving] | None:
         for topology in self._master.topologies.values():
@@ -427,35 +441,6 @@ class HandoverControl:
                 moving = next((moving for moving in topology.handover.batch if moving.number == move), None)
                 return (topology, moving) if moving is not None else None
         return None
-
-
-def _failing_with(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
-    """The moves that fail if these fail after they have switched. If a task that gives or takes key groups is lost, none of its
-    other moves can end; and the task at the other end of one that cannot lacks groups, or has too many, until it is restored.
-    Exactly once, all tasks are restored anyway."""
-    if topology.graph.exactly_once or any(moving.retires for moving in moves):
-        return _together(topology, moves)
-    return connected(topology.handover.batch, tasks_in(moves))
-
-
-def _together(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
-    """These moves; all of the batch if tasks retire. They are of one component, and none may end that has others after it."""
-    return list(topology.handover.batch) if any(moving.retires for moving in moves) else moves
-
-
-def _publishes(topology: TopologyState) -> bool:
-    """True if tasks retire whose output is visible only once it is committed: one more wave must be."""
-    graph = topology.graph
-    return graph.exactly_once and any(moving.retires and graph.component(moving.task.component).commits
-                                      for moving in topology.handover.batch)
-
-
-def _in_place(topology: TopologyState, moving: Moving) -> bool:
-    """True if the tasks of a move are still the incarnations that it began with."""
-    places = topology.places
-    if moving.groups:
-        return places.get(moving.task) == moving.old and places.get(moving.target) == moving.new
-    return places.get(moving.task) == (moving.new if topology.handover.phase == SWITCH else moving.old)
 
 
 def _obstacle(handover: Handover, stopped: str, behind: Sequence[int]) -> str:

@@ -11,7 +11,6 @@ A change that fails ends with the numbers of tasks that it has reached: every ke
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from millrace.config import HANDOVER_PREPARE_LIMIT
@@ -82,7 +81,7 @@ class RescalingControl:
                   if name in wanted}
         fewest = sum(fewest_group_moves(topology.key_groups[name], wanted[name]) for name in owners)
         topology.scaling = Scaling({name: before[name] for name in wanted}, wanted, owners, fewest, event.cause, self.now,
-                                   topology.version, sum(topology.in_flight.values()), since=self.now)
+                                   topology.version, sum(topology.in_flight.values()), entered=self.now, since=self.now)
         changes = ", ".join(f"{name} from {before[name]} to {par}" for name, par in sorted(wanted.items()))
         return [Say(f"scales {changes} tasks", event.name, cause=str(event.cause)), *self._go_on(topology)]
 
@@ -264,7 +263,7 @@ class RescalingControl:
         """The record of the change, which ends now."""
         scaling, topology.scaling = topology.scaling, None
         assert scaling is not None
-        phases = (*scaling.done, (scaling.phase, self.now - scaling.since))
+        phases = (*scaling.done, (scaling.phase, self.now - scaling.entered))
         return Migrated(Migration(
             topology.graph.name, BY_SCALING, str(scaling.cause), outcome, reason, scaling.from_version, topology.version,
             scaling.began, scaling.switched, self.now, tuple(scaling.handed_over), scaling.in_flight,
@@ -273,8 +272,7 @@ class RescalingControl:
 
 def _grown(graph: TopologyGraph, wanted: Mapping[str, int]) -> TopologyGraph:
     """The graph with the tasks that are to be added; none ends yet."""
-    return replace(graph, components=tuple(replace(component, par=max(component.par, wanted.get(component.name, 0)))
-                                           for component in graph.components))
+    return graph.with_par({name: max(par, graph.component(name).par) for name, par in wanted.items()})
 
 
 def _added(graph: TopologyGraph, wanted: Mapping[str, int]) -> list[TaskId]:

@@ -20,6 +20,7 @@ from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import ACKER, TaskId
+from millrace.model.plan import fewest_group_moves
 
 
 class TopologyVerbs:
@@ -92,11 +93,16 @@ class TopologyVerbs:
         name: str = request.get("topology") or self._topology_with_components(par)
         topology = self._state.topology(name)
         before = {component: topology.graph.component(component).par for component in par}
-        version = topology.version
+        owners = {component: topology.key_groups[component] for component in par if component in topology.key_groups}
         self._tell(Rescaled(name, par))
-        owners = {component: list(groups) for component, groups in topology.key_groups.items() if component in par}
-        return {"topology": name, "from": before, "to": par, "version": topology.version,
-                "changed": topology.version != version, "key_groups": owners}
+        wanted = {component: list(topology.scaling.owners[component] if topology.scaling is not None
+                                  and component in topology.scaling.owners else topology.key_groups[component])
+                  for component in owners}
+        return {"topology": name, "from": before, "to": par, "version": topology.version, "batched": topology.batched,
+                "changed": before != par, "key_groups": wanted,
+                "key_groups_moved": sum(old != new for component, groups in owners.items()
+                                        for old, new in zip(groups, wanted[component])) if topology.batched else 0,
+                "key_groups_minimum": sum(fewest_group_moves(groups, par[component]) for component, groups in owners.items())}
 
     def _regroup(self, request: MasterRequest) -> dict[str, Any]:
         """Change the owners of key groups: group -> index of a task. `topology` defaults to the one that has the component."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from millrace.control.scaling import BY_SCALING
 from millrace.control.strategies.steps import step_name
 from millrace.control.topology_state import TopologyState
 from millrace.control.wording import tasks_listed
@@ -93,7 +94,7 @@ def moves_of(state: MasterView, now: float, topology: str | None) -> list[dict[s
     """The moves that are under way or wait, by topology."""
     topologies = state.topologies.values() if topology is None else [state.topology(topology)]
     return [_moves(each, now) for each in topologies
-            if not each.handover.at_rest or each.migration is not None]
+            if not each.handover.at_rest or each.migration is not None or each.scaling is not None]
 
 
 def _moves(topology: TopologyState, now: float) -> dict[str, Any]:
@@ -109,8 +110,12 @@ def _moves(topology: TopologyState, now: float) -> dict[str, Any]:
 
 
 def _migration(topology: TopologyState, now: float) -> dict[str, Any] | None:
-    """The migration that is under way, by another strategy than hand-over of single moves."""
-    migration = topology.migration
+    """The migration that is under way, by another strategy than hand-over of single moves, or the change of parallelism."""
+    migration, scaling = topology.migration, topology.scaling
+    if scaling is not None:
+        return {"strategy": BY_SCALING, "cause": str(scaling.cause), "seconds": round(now - scaling.began, 3),
+                "step": scaling.phase, "progress": round(scaling.progress, 3), "tasks": sorted(map(str, scaling.joining)),
+                "trouble": scaling.trouble}
     if migration is None:
         return None
     return {"strategy": migration.strategy, "cause": str(migration.cause), "seconds": round(now - migration.began, 3),

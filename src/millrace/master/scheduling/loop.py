@@ -226,8 +226,8 @@ class SchedulingLoop:
     def _under_way(self, names: Iterable[str]) -> bool:
         """True if tasks of these topologies move just now: a refusal because of that passes by itself."""
         topologies = self._port.state.topologies
-        return any(name not in topologies or topologies[name].migration is not None or not topologies[name].handover.at_rest
-                   for name in names)
+        return any(name not in topologies or topologies[name].migration is not None or topologies[name].scaling is not None
+                   or not topologies[name].handover.at_rest for name in names)
 
     def _check_strategy(self, name: str) -> None:
         """Raise `TopologyError` if a running topology does not allow the strategy. One that runs in batches uses none."""

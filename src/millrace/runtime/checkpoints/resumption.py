@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.control.events import Submitted
-from millrace.control.submission import AUTO, OLDER, Resume, check_begun, check_choice, check_older, chosen
+from millrace.control.submission import AUTO, OLDER, Resume, as_scaled, check_begun, check_choice, check_older, chosen
 from millrace.errors import CorruptCheckpoint, TopologyError
 from millrace.model.graph import TopologyGraph
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
@@ -33,7 +33,7 @@ class StartOnStore(NamedTuple):
         if resume is False:  # a fresh start is never refused here
             return Submitted(self.graph)
         choice, manifest = self._choice_and_checkpoint(resume, self.checkpoints.current_author())
-        return Submitted(self.graph, manifest if choice else None)
+        return self._resumed(manifest) if choice and manifest is not None else Submitted(self.graph)
 
     def submission(self, resume: Resume, confirm: Callable[[], None] = lambda: None) -> Submitted:
         """Take the topology over; the event that starts it. The last step before it is told, after all checks on `outlook`;
@@ -46,9 +46,12 @@ class StartOnStore(NamedTuple):
         author = self.checkpoints.take_over(self.run, not choice, self.least, self._upto(before) or 0, confirm)
         choice, manifest = self._choice_and_checkpoint(resume, before)
         after = author.epoch, self.checkpoints.newest()[1]
-        if choice:
-            return Submitted(self.graph, manifest, after)
+        if choice and manifest is not None:
+            return self._resumed(manifest, after)
         return Submitted(self.graph, None, after, earlier=(manifest.wave, manifest.wave_epoch) if manifest else (0, 0))
+
+    def _resumed(self, manifest: Manifest, after: tuple[int, int] = (0, 0)) -> Submitted:
+        return Submitted(as_scaled(self.graph, manifest), manifest, after)
 
     def _choice_and_checkpoint(self, resume: Resume, before: Author | None) -> tuple[Resume, Manifest | None]:
         """The choice that was made, and the checkpoint to resume from; for a fresh start, the last one of the run that it
@@ -93,7 +96,7 @@ class StartOnStore(NamedTuple):
             raise TopologyError(f"there is no checkpoint of {graph.name!r} in {self.place} to resume from: start it without "
                                 f"--resume{' older' if resume == OLDER else ''}, or name the store and the cluster that it ran "
                                 "in")
-        check_fit(manifest, graph)
+        check_fit(manifest, as_scaled(graph, manifest))
         if graph.exactly_once and not is_newest:
             raise CorruptCheckpoint(f"the newest checkpoint of {graph.name!r} in {self.place} cannot be used. "
                                     f"Resuming from an older one (wave {manifest.wave}) would republish output that its sinks "

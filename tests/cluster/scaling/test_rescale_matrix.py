@@ -1,0 +1,114 @@
+"""Parallelism changes while the stream runs: nothing is lost, repeated or reordered, and the fewest key groups move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from millrace.model.plan import fewest_group_moves
+from millrace.testing.local_cluster import LocalCluster
+from support.cluster import slow_parts
+from support.cluster import wave_parts as parts
+from support.cluster.moved_runs import assert_once_in_order, flaws, until_processed
+from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave
+from support.scaling.scaled_runs import (
+    PAIRS,
+    ScaledAtLeast,
+    ScaledAtMost,
+    ScaledExact,
+    ScaledSlowly,
+    name_of,
+    par_of,
+    scale,
+    scaled,
+    slow_down,
+)
+
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
+LIMIT = 1500
+BOLTS = ("one", "tally", "ledger")
+
+
+@pytest.fixture(autouse=True)
+def quick_again() -> Iterator[None]:
+    yield
+    slow_parts.SECONDS[:] = [0.0, 0.0]
+
+
+def begun(topology: Any, par: int, limit: int = LIMIT, **config: Any) -> LocalCluster:
+    """A cluster that runs the topology with so many tasks of each bolt."""
+    cluster = start(topology, limit=limit, par=dict.fromkeys(BOLTS, par), **config)
+    slow_down(cluster, 0.0)
+    until_wave(cluster, 1, name_of(topology))
+    return cluster
+
+
+@pytest.mark.parametrize(("few", "many"), PAIRS)
+@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast, ScaledAtMost])
+def test_more_tasks_and_fewer_again(topology: Any, few: int, many: int) -> None:
+    name, cluster = name_of(topology), begun(topology, few)
+    state = cluster.master.topologies[name]
+    epoch = state.epoch
+    for par in (many, few):
+        owners = {bolt: state.key_groups[bolt] for bolt in ("tally", "ledger")}
+        record = scale(cluster, name, dict.fromkeys(BOLTS, par))
+        assert (record["strategy"], record["outcome"]) == ("scale", "done"), record
+        assert all(par_of(cluster, name)[bolt] == par for bolt in BOLTS)
+        assert all(set(state.key_groups[bolt]) == set(range(par)) for bolt in owners)
+        moved = sum(len(move["groups"]) for move in record["moved"])
+        assert moved == sum(fewest_group_moves(groups, par) for groups in owners.values())
+        assert sorted(task.name for bolt in BOLTS for task in cluster.tasks(bolt)) == sorted(
+            task for task in state.graph.tasks() if task.component in BOLTS)
+        cluster.step(30)
+    assert not flaws(cluster) and state.epoch == epoch, (flaws(cluster), cluster.said)
+    if topology is ScaledExact:
+        finish(cluster, name)
+        assert_exact(LIMIT)
+    else:
+        until_processed(cluster)
+        assert not flaws(cluster)
+        assert_once_in_order(cluster, LIMIT)
+
+
+@pytest.mark.parametrize(("few", "many"), PAIRS)
+@pytest.mark.parametrize("grows", [True, False])
+@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast])
+def test_a_worker_dies_in_each_phase(topology: Any, grows: bool, few: int, many: int) -> None:
+    name = name_of(topology)
+    before, after = (few, many) if grows else (many, few)
+    for phase in ("grow", "regroup") if grows else ("regroup", "retire"):
+        for steps in (0, 5):
+            parts.forget()
+            cluster = begun(topology, before)
+            state = cluster.master.topologies[name]
+            cluster.scale(name, **dict.fromkeys(BOLTS, after))
+            cluster.run_until(lambda state=state, phase=phase: state.scaling.phase == phase)  # type: ignore[misc]
+            cluster.step(steps)
+            cluster.kill(steps % 3)
+            cluster.run(0.05)
+            cluster.start(steps % 3)
+            cluster.run_until(lambda cluster=cluster: scaled(cluster, name))  # type: ignore[misc]
+            assert all(par_of(cluster, name)[bolt] in (before, after) for bolt in BOLTS)
+            if topology is ScaledExact:
+                finish(cluster, name)
+                assert_exact(LIMIT)
+            else:
+                finish_at_least(cluster, LIMIT, name)
+
+
+@pytest.mark.parametrize(("few", "many"), PAIRS)
+def test_under_back_pressure(few: int, many: int) -> None:
+    """The sink takes longer for its rows than the spouts need to send them."""
+    name, cluster = name_of(ScaledSlowly), begun(ScaledSlowly, few, limit=600)
+    slow_down(cluster, 0.002)
+    cluster.run(0.2)
+    for par in (many, few):
+        record = scale(cluster, name, dict.fromkeys(BOLTS, par), seconds=200)
+        assert record["outcome"] == "done", (record, cluster.said)
+        cluster.run(0.2)
+    assert not flaws(cluster)
+    slow_down(cluster, 0.0)
+    finish(cluster, name)
+    assert_exact(600, 1)

@@ -1,0 +1,255 @@
+"""Changes of parallelism that are refused, disturbed, given up or resumed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.control.events import Moved, Rebalanced, Regrouped, Rescaled, Ticked, WaveRequested
+from millrace.control.waves import IDLE
+from millrace.errors import TopologyError, UnknownName
+from millrace.model.graph import TaskId
+from millrace.runtime.wire import messages as wire
+from millrace.testing.local_cluster import LocalCluster, MemoryStore
+from support.cluster import slow_parts
+from support.cluster import wave_parts as parts
+from support.cluster.moved_runs import flaws
+from support.cluster.slow_parts import FAN
+from support.cluster.wave_parts import Exact, FakeLedger, Numbers, Pass
+from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave
+from support.scaling.scaled_runs import (
+    Counting,
+    ScaledAtLeast,
+    ScaledBursts,
+    ScaledExact,
+    name_of,
+    par_of,
+    scale,
+    scaled,
+    slow_down,
+)
+
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
+NAME = "scaledexact"
+LIMIT = 1200
+
+
+@pytest.fixture(autouse=True)
+def quick_again() -> Iterator[None]:
+    yield
+    slow_parts.SECONDS[:] = [0.0, 0.0]
+
+
+class Fixed(Topology):
+    """Has bolts whose number cannot change."""
+
+    config: ClassVar[dict[str, Any]] = {"topology.key.groups": 8}
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.GLOBAL}, par=2)
+    own = parts.Tally.spec(inputs={one: Grouping.fields("key")})
+    counting = Counting.spec(inputs={one: Grouping.fields("key")})
+
+
+def running(topology: Any = ScaledExact, **config: Any) -> LocalCluster:
+    cluster = start(topology, limit=LIMIT, **config)
+    until_wave(cluster, 1, name_of(topology))
+    return cluster
+
+
+@pytest.mark.parametrize(("par", "error", "says"), [
+    ({"ghost": 2}, UnknownName, "has no component 'ghost'; it has numbers, one, own, counting"),
+    ({"counting": 0}, TopologyError, "cannot have 0 tasks"),
+    ({"counting": 9}, TopologyError, "has 8 key groups, and each task needs one, so it can have 8 at most"),
+    ({"one": 3}, TopologyError, "'one' of 'fixed' has a global grouping: .* It keeps its 2 tasks"),
+    ({"own": 2}, TopologyError, r"'own' of 'fixed' defines snapshot\(\)"),
+    ({"counting": 3, "own": 2}, TopologyError, r"'own' of 'fixed' defines snapshot\(\)"),
+])
+def test_it_is_refused_and_nothing_changes(par: dict[str, int], error: type[Exception], says: str) -> None:
+    cluster = start(Fixed)
+    cluster.run_until(lambda: cluster.master.topologies["fixed"].status == "running")
+    before = cluster.master.revision, par_of(cluster, "fixed")
+    with pytest.raises(error, match=says):
+        cluster.tell(Rescaled("fixed", par))
+    assert (cluster.master.revision, par_of(cluster, "fixed")) == before and scaled(cluster, "fixed")
+
+
+def test_the_same_number_changes_nothing() -> None:
+    cluster = running()
+    revision = cluster.master.revision
+    cluster.scale(NAME, tally=3)
+    assert scaled(cluster, NAME) and cluster.master.revision == revision
+    assert cluster.said[-1] == f"{NAME}: already has 3 tasks of tally"
+
+
+@pytest.mark.parametrize("event", [
+    Rescaled(NAME, {"one": 3}), Moved(NAME, TaskId("one", 0), 1), Moved(NAME, TaskId("one", 0), 2),
+    Regrouped(NAME, "tally", {0: 2}), Rebalanced(NAME, {TaskId("one", 0): 1, TaskId("one", 1): 1}, "dcr")])
+def test_other_requests_wait_for_its_end(event: Any) -> None:
+    cluster = running()
+    cluster.scale(NAME, tally=5)
+    with pytest.raises(TopologyError, match="'scaledexact' is being scaled to tally=5: try again when that is over"):
+        cluster.tell(event)
+    cluster.run_until(lambda: scaled(cluster, NAME))
+    finish(cluster, NAME)
+    assert_exact(LIMIT)
+
+
+def test_it_is_refused_while_tasks_move_or_migrate() -> None:
+    cluster = running()
+    where = cluster.where(NAME)[TaskId("tally", 0)]
+    cluster.move(NAME, TaskId("tally", 0), (where + 1) % 3)
+    with pytest.raises(TopologyError, match="are being moved: scale it when they have arrived"):
+        cluster.scale(NAME, tally=5)
+    cluster.run_until(lambda: cluster.master.topologies[NAME].handover.at_rest)
+    cluster.tell(Rebalanced(NAME, {TaskId("one", 0): (cluster.where(NAME)[TaskId("one", 0)] + 1) % 3}, "dcr"))
+    with pytest.raises(TopologyError, match="is being migrated by dcr"):
+        cluster.scale(NAME, tally=5)
+
+
+def test_a_topology_ends_while_it_is_scaled() -> None:
+    cluster = running()
+    cluster.scale(NAME, tally=7, one=1)
+    cluster.step(3)
+    cluster.stop(NAME, wait=100)
+    cluster.run_until(lambda: NAME not in cluster.master.topologies)
+    record = cluster.migrations.past(NAME)[-1]
+    assert record["strategy"] == "scale" and record["outcome"] != "done" and "the topology is being killed" in record["reason"]
+
+
+@pytest.mark.parametrize("par", [{"tally": 5, "ledger": 3}, {"tally": 1, "ledger": 1, "one": 1}])
+@pytest.mark.parametrize("kind", [wire.Armed, wire.Taken, wire.Waved, wire.Wave])
+def test_messages_are_lost(kind: type, par: dict[str, int]) -> None:
+    """The first three of a kind: they are sent again."""
+    cluster, lost = running(), list[Any]()
+
+    def lose(message: Any) -> bool:
+        chosen = isinstance(message, kind) and len(lost) < 3
+        lost.extend([message] if chosen else [])
+        return chosen
+
+    cluster.lose = lose
+    record = scale(cluster, NAME, par)
+    assert len(lost) == 3 and record["outcome"] == "done", (record, cluster.said)
+    finish(cluster, NAME)
+    assert_exact(LIMIT)
+
+
+def test_a_worker_that_plans_do_not_reach_delays_it() -> None:
+    cluster = running()
+    cluster.deaf.add(1)
+    cluster.scale(NAME, tally=5)
+    cluster.run(1.0)
+    state = cluster.master.topologies[NAME]
+    assert state.scaling is not None and state.scaling.phase == "grow"
+    assert all(task.meters.executed == 0 for task in cluster.tasks("tally") if task.name.index >= 3)
+    cluster.hear(1)
+    cluster.run_until(lambda: scaled(cluster, NAME))
+    finish(cluster, NAME)
+    assert_exact(LIMIT)
+
+
+def test_tasks_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, storm_conf: Any, context: Any) -> None:
+        if self.task_index >= 3:
+            raise OSError("no server")
+
+    cluster = running(**{"topology.handover.prepare.secs": 2.0})
+    monkeypatch.setattr(Counting, "initialize", refuse)
+    record = scale(cluster, NAME, {"tally": 5})
+    assert record["outcome"] == "cancelled" and "tally[3], tally[4] did not start within" in record["reason"]
+    assert par_of(cluster, NAME)["tally"] == 3 and len(cluster.tasks("tally")) == 3
+    monkeypatch.undo()
+    parts.Numbers.clock = staticmethod(cluster.clock.now)
+    assert scale(cluster, NAME, {"tally": 5})["outcome"] == "done"
+    finish(cluster, NAME)
+    assert_exact(LIMIT)
+
+
+@pytest.mark.parametrize("par", [{"tally": 5}, {"tally": 2}, {"burst": 1}, None])
+def test_tuples_that_a_wave_has_overtaken_are_not_given_to_the_wrong_task(par: dict[str, int] | None) -> None:
+    """A roll-back to that wave would restore them where they were: another wave comes first, also before a regroup."""
+    name, limit = name_of(ScaledBursts), 30
+    cluster = start(ScaledBursts, limit=limit, rate=None)
+    slow_down(cluster, 0.5)
+    state = cluster.master.topologies[name]
+    cluster.run_until(lambda: sum(task.queue_length for task in cluster.tasks("tally")) > 200)
+    cluster.tell(WaveRequested(name))
+    cluster.run_until(lambda: state.checkpoint is not None and state.checkpoint.overtook and state.waves.phase == IDLE)
+    if par is not None:
+        assert scale(cluster, name, par, seconds=5000)["outcome"] == "done", cluster.said
+    else:
+        cluster.tell(Regrouped(name, "tally", dict.fromkeys(range(64), 1)))
+        cluster.run_until(lambda: state.handover.at_rest, seconds=5000)
+    assert not state.checkpoint.overtook and not flaws(cluster)
+    cluster.kill(0)
+    slow_down(cluster, 0.0)
+    finish(cluster, name)
+    rows = Counter((key, count) for key, _, count in parts.VISIBLE)
+    assert set(rows.values()) == {1} and len(rows) == limit * FAN, "each count of each key once"
+    assert Counter(number for _, number, _ in parts.VISIBLE) == Counter(range(limit * FAN))
+
+
+@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast])
+def test_it_is_resumed_as_it_was_scaled(topology: Any) -> None:
+    name, store = name_of(topology), MemoryStore()
+    cluster = start(topology, limit=LIMIT, store=store)
+    until_wave(cluster, 1, name)
+    scale(cluster, name, {"tally": 6, "one": 1})
+    owners = cluster.master.topologies[name].key_groups["tally"]
+    until_wave(cluster, 1, name)
+    again = start(topology, limit=LIMIT, store=store, resume=True)
+    assert (par_of(again, name)["tally"], par_of(again, name)["one"]) == (6, 1)
+    held = {group: owner for record in again.master.topologies[name].checkpoint.records  # type: ignore[union-attr]
+            for group in record.chains for owner in [record.index] if record.component == "tally"}
+    assert held and all(owners[group] == owner for group, owner in held.items())
+    assert f"{name}: resumes with one x 1, tally x 6, as it was scaled" in again.said
+    if topology is ScaledExact:
+        finish(again, name)
+        assert_exact(LIMIT)
+    else:
+        finish_at_least(again, LIMIT, name)
+
+
+def test_a_number_chosen_for_the_next_run_counts() -> None:
+    store = MemoryStore()
+    cluster = start(ScaledExact, limit=LIMIT, store=store)
+    until_wave(cluster, 1, NAME)
+    scale(cluster, NAME, {"tally": 6})
+    until_wave(cluster, 1, NAME)
+    again = start(ScaledExact, limit=LIMIT, store=store, resume=True, par={"tally": 2})
+    assert par_of(again, NAME)["tally"] == 2
+    finish(again, NAME)
+    assert_exact(LIMIT)
+
+
+@pytest.mark.parametrize("act", [
+    lambda cluster: cluster.kill(2), lambda cluster: cluster.restart(2), lambda cluster: cluster.remove(2)])
+def test_new_tasks_are_tasks_like_others(act: Callable[[LocalCluster], None]) -> None:
+    """They move, and survive the loss, the restart and the removal of their worker."""
+    cluster = running()
+    scale(cluster, NAME, {"tally": 6, "ledger": 4})
+    cluster.move(NAME, TaskId("tally", 5), 2)
+    cluster.run_until(lambda: cluster.master.topologies[NAME].handover.at_rest)
+    act(cluster)
+    cluster.run(0.5)
+    cluster.tell(Ticked(cluster.clock.now()))
+    cluster.run_until(lambda: cluster.master.topologies[NAME].status == "running"
+                      and cluster.master.topologies[NAME].handover.at_rest)
+    assert scale(cluster, NAME, {"tally": 2, "ledger": 1})["outcome"] == "done"
+    finish(cluster, NAME)
+    assert_exact(LIMIT)
+
+
+def test_exact_is_not_a_topology_that_scales() -> None:
+    """Its tally has its own snapshot; nothing of the request is carried out."""
+    cluster = start(Exact)
+    until_wave(cluster, 1)
+    with pytest.raises(TopologyError, match="Keep the state by key instead"):
+        cluster.scale("exact", one=3, tally=4)
+    assert par_of(cluster, "exact")["one"] == 2
+    assert isinstance(cluster.tasks("ledger")[0].component, FakeLedger)
