@@ -6,40 +6,40 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from millrace.bench.elastic import run
-from millrace.bench.elastic.driving import par_of
-from millrace.spark.engine import ResidentEngine
+from millrace.spark.engine import RunningTopology
 
 
 class OneDecision:
-    """Adds tasks as soon as it is asked to decide."""
+    """Adds tasks as soon as it is set."""
 
-    def __init__(self, engine: ResidentEngine) -> None:
-        self._engine = engine
-        self._made: list[dict[str, Any]] = []
+    made: ClassVar[list[dict[str, Any]]] = []
 
-    def begin(self, topology: str, model: str, t_max_ms: float) -> None:
-        master, before = self._engine.master, par_of(self._engine)
-        par = {**before, "service": before["service"] + 4, "count": before["count"] + 2}
-        self._made.append({"at": time.time(), "outcome": "enacted", "before": before, "par": par, "expected_ms": 100.0})
-        master.rescale(topology, {"service": par["service"], "count": par["count"]})
-        assert master.wait_until(lambda: master.state.topology(topology).scaling is None, 60.0)
+    def __init__(self, running: RunningTopology) -> None:
+        self._running = running
 
-    def decisions(self, topology: str) -> Sequence[Mapping[str, Any]]:
-        return self._made
+    def set(self, model: str, **values: Any) -> dict[str, Any]:
+        at, par = time.time(), {"service": 10, "count": 6}
+        self._running.scale(par)
+        self.made[:] = [{"at": at, "outcome": "enacted", "par": par, "expected_ms": 100.0}]
+        return {}
 
-    def end(self, topology: str) -> None: ...
+    def off(self) -> dict[str, Any]:
+        return {}
+
+    def history(self, limit: int = 20) -> Sequence[Mapping[str, Any]]:
+        return self.made
 
 
 def test_changes_of_parallelism_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run, "keep", lambda name, result, quick: tmp_path / name)
     lengths = run.ElasticLengths(after=4.0, before=2.0, trial=2.0, period=2.0, periods=2, between=1.5)
     monkeypatch.setattr(run.ElasticLengths, "of", lambda seconds: lengths)
-    result = run.run_elastic(4.0, 60_000.0, parts=["step", "sine", "rescale"], live=False, quick=True, loop=OneDecision)
+    result = run.run_elastic(4.0, 60_000.0, parts=["step", "sine", "rescale"], live=False, quick=True, control=OneDecision)
     assert not run.faulty_parts(result)
     [step] = result["steps"]
     assert step["decision"] == "service 6 → 10, count 4 → 6" and step["instances"] == result["instances"] == 17

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.bench.elastic import figures
-from millrace.bench.elastic.driving import ELASTIC_TOPOLOGY, ParWatch, loop_decisions
+from millrace.bench.elastic.driving import ParWatch
 from millrace.bench.elastic.figures import HandChange, LoopDecision, SeenPar
-from millrace.bench.elastic.loop_access import EngineLoop
+from millrace.bench.elastic.loop_access import LoopGoal, loop_decisions
 from millrace.bench.elastic.measured_load import LoadTimetable, MeasuredLoad, MeasuredLoadSink
 from millrace.bench.elastic.others import GAPS_ELSEWHERE, gap_rows
 from millrace.bench.elastic.report import ELASTIC_AIMS, elastic_summary, elastic_tables
@@ -93,9 +93,11 @@ def test_steps_have_the_predicted_and_the_measured_latency():
 
 
 def test_only_decisions_that_were_carried_out_count():
-    rows = [{"at": 1000.0 + number, "outcome": outcome, "before": par(1, 1), "par": par(2, 1), "expected_ms": 5.0}
+    rows = [{"at": 1000.0 + number, "outcome": outcome, "par": {"load": 1, "service": number + 1}, "expected_ms": 5.0}
             for number, outcome in enumerate(["enacted", "advised", "refused", "infeasible", "enacted"])]
-    assert [decision.at for decision in loop_decisions(rows, -900.0)] == [100.0, 104.0]
+    first, second = loop_decisions(rows, -900.0, par(3, 2))
+    assert (first.at, first.before, first.par) == (100.0, par(3, 2), par(1, 2))
+    assert (second.at, second.before, second.par) == (104.0, par(1, 2), par(5, 2))
 
 
 def test_oscillations_are_changes_that_go_back_on_an_earlier_one():
@@ -227,30 +229,33 @@ def test_unknown_parts_are_refused():
 
 def test_an_engine_without_a_loop_is_refused():
     with pytest.raises(MillraceError, match="--only rescale"):
-        EngineLoop(SimpleNamespace())
+        LoopGoal("erstream", 200.0).begin(SimpleNamespace())
 
 
-class LoopOfEngine:
-    """Records the calls of an engine's loop."""
+class RecordedControl:
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def set_elastic(self, name: str, parameters: Any = None, *, topology: str | None = None, **policy: Any) -> dict[str, Any]:
-        self.calls.append((name, parameters, topology))
+    def set(self, model: str, **values: Any) -> dict[str, Any]:
+        self.calls.append((model, values["t_max_ms"]))
         return {}
 
-    def elastic_decisions(self, topology: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
-        return [{"topology": topology}]
+    def off(self) -> dict[str, Any]:
+        self.calls.append(("off",))
+        return {}
+
+    def history(self, limit: int = 20) -> list[dict[str, Any]]:
+        return [{"at": 1.0}]
 
 
-def test_the_loop_of_an_engine_is_set_and_switched_off():
-    engine = LoopOfEngine()
-    loop = EngineLoop(engine)
-    loop.begin(ELASTIC_TOPOLOGY, "erstream", 200.0)
-    loop.end(ELASTIC_TOPOLOGY)
-    assert engine.calls == [("erstream", {"t_max_ms": 200.0}, ELASTIC_TOPOLOGY), ("off", None, ELASTIC_TOPOLOGY)]
-    assert loop.decisions(ELASTIC_TOPOLOGY) == [{"topology": ELASTIC_TOPOLOGY}]
+def test_the_loop_is_set_and_switched_off():
+    running = SimpleNamespace(elastic=RecordedControl())
+    goal = LoopGoal("erstream", 200.0)
+    goal.begin(running)
+    assert goal.end(running) == [{"at": 1.0}]
+    assert running.elastic.calls == [("erstream", 200.0), ("off",)]
 
 
 RESULT: dict[str, Any] = {

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 from millrace.bench.elastic.figures import HandChange, LoopDecision, Par, SeenPar
+from millrace.bench.elastic.loop_access import LoopGoal, loop_decisions
 from millrace.bench.elastic.measured_load import LoadTimetable, MeasuredElasticLoad, MeasuredLoad
 from millrace.bench.handover.capacity import directories, end_in_any_case, last_events, sleep_until
 from millrace.bench.migration.arrivals import LoggedArrivals
 from millrace.bench.topology_runs import end_run
 from millrace.config import WAVE_INTERVAL
-from millrace.control.migrations import COMPLETED, record_of_request
-from millrace.control.scaling import BY_SCALING
+from millrace.control.migrations import COMPLETED
 from millrace.errors import MillraceError
 from millrace.model.plan import fewest_group_moves
 from millrace.spark.engine import ResidentEngine, RunningTopology
@@ -28,19 +27,6 @@ LOOK_SECONDS = 0.1
 SCALE_SECONDS = 120.0
 DRAIN_SECONDS = 300.0  # until everything that was late is processed
 INTERVAL_SECONDS = 1.0  # of waves
-
-
-class LoopAccess(Protocol):
-    """The elastic loop of an engine."""
-
-    def begin(self, topology: str, model: str, t_max_ms: float) -> None:
-        """Let the loop decide for a topology from now on."""
-
-    def decisions(self, topology: str) -> Sequence[Mapping[str, Any]]:
-        """Its decisions, oldest first: {"at", "outcome", "before", "par", "expected_ms"}."""
-
-    def end(self, topology: str) -> None:
-        """Let the topology keep its numbers of tasks from now on."""
 
 
 @dataclass(frozen=True)
@@ -63,44 +49,36 @@ class ElasticRun:
         return self.audited.rows.repeated
 
 
-def run_load(engine: ResidentEngine, scratch: Path, load: MeasuredLoad, par: Par, loop: LoopAccess | None = None,
-             model: str = "", t_max_ms: float = 0.0, changes: Sequence[tuple[float, Par]] = ()) -> ElasticRun:
-    """Run a topology under the load, from these numbers of tasks on. `loop`: it changes them. `changes`: they are changed by
-    hand, each so many seconds after the first tuple is due."""
+def run_load(engine: ResidentEngine, scratch: Path, load: MeasuredLoad, par: Par, goal: LoopGoal | None = None,
+             changes: Sequence[tuple[float, Par]] = ()) -> ElasticRun:
+    """Run a topology under the load, from these numbers of tasks on. `goal`: of the elastic loop, which changes them.
+    `changes`: they are changed by hand, each so many seconds after the first tuple is due."""
     with directories(scratch) as (output, logs):
-        begin = time.monotonic() + LEAD_SECONDS
-        config = {**load.config, WAVE_INTERVAL.key: INTERVAL_SECONDS, "begin": time.time() + LEAD_SECONDS, "path": str(output),
+        begin, time_of_day = time.monotonic() + LEAD_SECONDS, time.time() + LEAD_SECONDS
+        config = {**load.config, WAVE_INTERVAL.key: INTERVAL_SECONDS, "begin": time_of_day, "path": str(output),
                   "log": str(logs)}
         running = engine.submit(MeasuredElasticLoad, ELASTIC_TOPOLOGY, config, dict(par), resume=False)
-        timetable = LoadTimetable(load, begin)
+        timetable, made, decided = LoadTimetable(load, begin), [], []
         try:
             if not running.wait_running(START_SECONDS):
                 raise MillraceError(f"the topology did not start within {START_SECONDS:g} s; {last_events(engine)}")
             watch = ParWatch(engine)
-            made = _under_load(engine, running, timetable, watch, loop, model, t_max_ms, changes)
-            decisions = loop_decisions(loop.decisions(ELASTIC_TOPOLOGY), begin - config["begin"]) if loop else []
+            watch.look()
+            if goal is not None:
+                goal.begin(running)
+            for at, wanted in changes:
+                watch.until(begin + at)
+                made.append(change_by_hand(engine, running, wanted))
+            watch.until(timetable.end)
+            if goal is not None:
+                decided = loop_decisions(goal.end(running), begin - time_of_day, watch.seen[0].par)
             _finish(engine, running, load)
         finally:
             end_in_any_case(running)
         log = LoggedArrivals.read(logs, timetable)
         audited = audit_load(output, {0: load.tuples}, load.pattern, load.keys)
     _check(audited, log)
-    return ElasticRun(timetable, log, audited, watch.seen, decisions, made)
-
-
-def _under_load(engine: ResidentEngine, running: RunningTopology, timetable: LoadTimetable, watch: ParWatch,
-                loop: LoopAccess | None, model: str, t_max_ms: float,
-                changes: Sequence[tuple[float, Par]]) -> list[HandChange]:
-    if loop is not None:
-        loop.begin(ELASTIC_TOPOLOGY, model, t_max_ms)
-    made = []
-    for at, par in changes:
-        watch.until(timetable.begin + at)
-        made.append(change_by_hand(engine, running, par))
-    watch.until(timetable.end)
-    if loop is not None:
-        loop.end(ELASTIC_TOPOLOGY)
-    return made
+    return ElasticRun(timetable, log, audited, watch.seen, decided, made)
 
 
 @dataclass
@@ -135,26 +113,17 @@ def par_of(engine: ResidentEngine) -> dict[str, int]:
 
 def change_by_hand(engine: ResidentEngine, running: RunningTopology, par: Par) -> HandChange:
     """Change the numbers of tasks and wait until that is done."""
-    master, known = engine.master, {row["id"] for row in running.migrations()}
-    before = par_of(engine)
+    master, before = engine.master, par_of(engine)
     owners: dict[str, tuple[int, ...]] = master.call(lambda: dict(master.state.topology(ELASTIC_TOPOLOGY).key_groups))
     minimum = sum(fewest_group_moves(groups, par[name]) for name, groups in owners.items() if name in par)
     began = time.monotonic()
-    master.rescale(ELASTIC_TOPOLOGY, par)
-    if not master.wait_until(lambda: master.state.topology(ELASTIC_TOPOLOGY).scaling is None, SCALE_SECONDS):
-        raise MillraceError(f"the topology does not have {dict(par)} after {SCALE_SECONDS:g} s; {last_events(engine)}")
-    ended, record = time.monotonic(), record_of_request(running.migrations(), known, BY_SCALING)
+    record = running.scale(par, SCALE_SECONDS)
+    ended = time.monotonic()
     if record is None or record["outcome"] != COMPLETED:
         raise MillraceError(f"the change to {dict(par)} was not completed: {(record or {}).get('reason', 'no record')}; "
                             f"{last_events(engine)}")
     moved = sum(len(move["groups"]) for move in record["moved"])
     return HandChange(before, par, began, ended, moved, minimum)
-
-
-def loop_decisions(rows: Sequence[Mapping[str, Any]], offset: float) -> list[LoopDecision]:
-    """The decisions that were carried out. `offset`: of the monotonic clock to the time of day."""
-    return [LoopDecision(row["at"] + offset, row["before"], row["par"], row["expected_ms"]) for row in rows
-            if row["outcome"] == "enacted"]
 
 
 def _finish(engine: ResidentEngine, running: RunningTopology, load: MeasuredLoad) -> None:

@@ -1,43 +1,65 @@
-"""The elastic loop of the resident engine, as `bench elastic` uses it."""
+"""The elastic loop of a running topology, as `bench elastic` uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from millrace.bench.elastic.figures import LoopDecision, Par
 from millrace.errors import MillraceError
-from millrace.spark.engine import ResidentEngine
+from millrace.spark.engine import RunningTopology
 
-OFF = "off"
 COOL_DOWN_SECONDS = 10.0
 DECISIONS = 100
 
 
-class ElasticEngine(Protocol):
-    """An engine with an elastic loop."""
+class ElasticControl(Protocol):
+    """Elasticity of one topology."""
 
-    def set_elastic(self, name: str, parameters: dict[str, Any] | None = None, *, topology: str | None = None,
-                    **policy: Any) -> dict[str, Any]:
-        """Set the model that decides the numbers of tasks from now on, or "off"."""
+    def set(self, model: str, **values: Any) -> dict[str, Any]:
+        """Scale the topology by this model from now on. `values`: the goal, and settings of the loop."""
 
-    def elastic_decisions(self, topology: str | None = None, limit: int = 20) -> list[dict[str, Any]]:
-        """The loop's last decisions, oldest first."""
+    def off(self) -> dict[str, Any]:
+        """Leave the numbers of tasks as they are from now on."""
+
+    def history(self, limit: int = 20) -> Sequence[Mapping[str, Any]]:
+        """The newest decisions, in order of time: {"at", "outcome", "before", "par", "expected_ms"} and more."""
 
 
-class EngineLoop:
-    """The loop of an engine."""
+def control_of(running: RunningTopology) -> ElasticControl:
+    control: ElasticControl | None = getattr(running, "elastic", None)
+    if control is None:
+        raise MillraceError("this engine has no elastic loop, so there is nothing to measure in a step or a sine: run the "
+                            "other parts with --only rescale --only others")
+    return control
 
-    def __init__(self, engine: ResidentEngine) -> None:
-        if not hasattr(engine, "set_elastic"):
-            raise MillraceError("this engine has no elastic loop, so there is nothing to measure in a step or a sine: run the "
-                                "other parts with --only rescale --only others")
-        self._engine = cast(ElasticEngine, engine)
 
-    def begin(self, topology: str, model: str, t_max_ms: float) -> None:
-        self._engine.set_elastic(model, {"t_max_ms": t_max_ms}, topology=topology, cool_down=COOL_DOWN_SECONDS)
+@dataclass(frozen=True)
+class LoopGoal:
+    """The model that scales a topology, and the latency that it is to keep."""
 
-    def decisions(self, topology: str) -> Sequence[Mapping[str, Any]]:
-        return self._engine.elastic_decisions(topology, DECISIONS)
+    model: str
+    t_max_ms: float
+    control: Callable[[RunningTopology], ElasticControl] = control_of
 
-    def end(self, topology: str) -> None:
-        self._engine.set_elastic(OFF, topology=topology)
+    def begin(self, running: RunningTopology) -> None:
+        self.control(running).set(self.model, t_max_ms=self.t_max_ms, cool_down=COOL_DOWN_SECONDS)
+
+    def end(self, running: RunningTopology) -> Sequence[Mapping[str, Any]]:
+        """Let the topology keep its numbers of tasks. Returns the decisions, oldest first."""
+        control = self.control(running)
+        control.off()
+        return control.history(DECISIONS)
+
+
+def loop_decisions(rows: Sequence[Mapping[str, Any]], offset: float, first: Par) -> list[LoopDecision]:
+    """The decisions that were carried out. `offset`: of the monotonic clock to the time of day. `first`: tasks of the bolts
+    before all of them; other components do not count, and a decision may leave some of these out."""
+    decisions, par = [], dict(first)
+    for row in rows:
+        if row["outcome"] == "enacted":
+            before = par
+            par = {name: row["par"].get(name, tasks) for name, tasks in before.items()}
+            decisions.append(LoopDecision(row["at"] + offset, before, par, row["expected_ms"]))
+    return decisions

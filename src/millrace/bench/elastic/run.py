@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from millrace.bench.elastic import figures
-from millrace.bench.elastic.driving import ElasticRun, LoopAccess, run_load
+from millrace.bench.elastic.driving import ElasticRun, run_load
 from millrace.bench.elastic.figures import Par
-from millrace.bench.elastic.loop_access import EngineLoop
+from millrace.bench.elastic.loop_access import ElasticControl, LoopGoal, control_of
 from millrace.bench.elastic.measured_load import MeasuredLoad
 from millrace.bench.elastic.others import gap_rows, measured_spark
 from millrace.bench.elastic.report import elastic_summary
@@ -27,7 +27,7 @@ from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, LOAD_PERIOD, NODE_BY
 from millrace.errors import MillraceError
-from millrace.spark.engine import ResidentEngine
+from millrace.spark.engine import ResidentEngine, RunningTopology
 
 STEP, SINE, RESCALE, OTHERS = "step", "sine", "rescale", "others"
 ELASTIC_PARTS = (STEP, SINE, RESCALE, OTHERS)
@@ -69,15 +69,12 @@ class Bench:
     engine: ResidentEngine
     scratch: Path
     lengths: ElasticLengths
-    model: str
-    t_max_ms: float
-    loop: Callable[[ResidentEngine], LoopAccess]
+    goal: LoopGoal
     console: Console
     result: dict[str, Any]
 
     def elastic(self, load: MeasuredLoad) -> ElasticRun:
-        return self._noted(run_load(self.engine, self.scratch, load, ELASTIC_PAR, self.loop(self.engine), self.model,
-                                    self.t_max_ms))
+        return self._noted(run_load(self.engine, self.scratch, load, ELASTIC_PAR, self.goal))
 
     def fixed(self, load: MeasuredLoad, par: Par, changes: Sequence[tuple[float, Par]] = ()) -> ElasticRun:
         return self._noted(run_load(self.engine, self.scratch, load, par, changes=changes))
@@ -90,7 +87,7 @@ class Bench:
 
 def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, model: str = MODEL,
                 parts: Sequence[str] = ELASTIC_PARTS, live: bool = True, quick: bool = False,
-                loop: Callable[[ResidentEngine], LoopAccess] = EngineLoop) -> dict[str, Any]:
+                control: Callable[[RunningTopology], ElasticControl] = control_of) -> dict[str, Any]:
     """Returns the object of `bench elastic --json`.
 
     `steps`: the decisions of the elastic loop around a step to three times the rate; the latency of each is predicted by its
@@ -109,7 +106,7 @@ def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, mode
     console.print(f"On Spark {MASTER}; nothing else should run on this machine.", markup=False)
     if set(parts) - {OTHERS}:
         with scratch_directory() as scratch, _engine(scratch) as engine:
-            bench = Bench(engine, scratch, ElasticLengths.of(seconds), model, t_max_ms, loop, console, result)
+            bench = Bench(engine, scratch, ElasticLengths.of(seconds), LoopGoal(model, t_max_ms, control), console, result)
             for name, measure in ((STEP, measure_step), (SINE, measure_sine), (RESCALE, measure_rescales)):
                 if name in parts:
                     _measure_or_note(name, partial(measure, bench), result, console)
@@ -161,12 +158,12 @@ def measure_step(bench: Bench) -> None:
     lengths, result = bench.lengths, bench.result
     load = MeasuredLoad.stepped(BASE_RATE, PEAK_RATE, lengths.before, lengths.before + lengths.after, SERVICE_SECONDS,
                                 COUNT_SECONDS)
-    bench.console.print(f"a step from {BASE_RATE:g} to {PEAK_RATE:g} tuples/s, T_max {bench.t_max_ms:g} ms ...")
+    bench.console.print(f"a step from {BASE_RATE:g} to {PEAK_RATE:g} tuples/s, T_max {bench.goal.t_max_ms:g} ms ...")
     run = bench.elastic(load)
     begin, end = run.timetable.begin, run.timetable.end
     step_at = begin + lengths.before
     windows = figures.in_windows(run.log, step_at, end)
-    recovered = figures.recovered_at(windows, bench.t_max_ms)
+    recovered = figures.recovered_at(windows, bench.goal.t_max_ms)
     after = [decision for decision in run.decisions if decision.at >= step_at]
     spans = [(decision.at, decision.at + figures.SETTLE_SECONDS) for decision in after]
     settled = run.seen[-1]
@@ -175,7 +172,7 @@ def measure_step(bench: Bench) -> None:
         decisions=None if recovered is None else sum(decision.at < recovered for decision in after),
         recovered_s=None if recovered is None else round(recovered - step_at, 1),
         share_over_t_max=None if recovered is None else figures.share_over(
-            [window for window in windows if window[0] >= recovered], bench.t_max_ms),
+            [window for window in windows if window[0] >= recovered], bench.goal.t_max_ms),
         oscillations=figures.oscillations(_pars_since(run, step_at)),
         instances=settled.instances, **figures.gaps(run.log, spans, begin + lengths.before / 4, step_at),
         step_timeline=run.log.timeline(begin, end, step_at))
@@ -196,14 +193,14 @@ def _find_fewest(bench: Bench, start: Par) -> None:
     def meets(par: Par) -> bool:
         run = bench.fixed(load, par)
         latency = figures.mean_ms(run.log, run.timetable.begin + trial / 4, run.timetable.end)
-        met = latency is not None and latency <= bench.t_max_ms
+        met = latency is not None and latency <= bench.goal.t_max_ms
         result["trials"].append({"par": dict(par), "measured_ms": latency, "met": met})
         bench.console.print(f"{sum(par.values())} instances, {dict(par)}: {latency} ms", highlight=False)
         return met
 
     fewest = figures.fewest_by_trial(start, load.busy(PEAK_RATE), meets)
     if fewest is None:
-        raise MillraceError(f"no fixed parallelism up to twice that of the elastic loop has {bench.t_max_ms:g} ms on this "
+        raise MillraceError(f"no fixed parallelism up to twice that of the elastic loop has {bench.goal.t_max_ms:g} ms on this "
                             "machine: set a larger --t-max-ms")
     result["fewest_instances"] = sum(fewest.values())
     result["instances_over_minimum"] = figures.over_minimum(sum(start.values()), sum(fewest.values()))
