@@ -360,3 +360,38 @@ def test_clear_errors(redis_server, monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(TopologyError, match=r"pip install millrace\[redis\]"):
         sink(redis_server, "list")
+
+
+# ---- lag ----
+
+
+class SetClock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("make", [list_spout, stream_spout])
+def test_lag_is_the_share_of_what_nobody_has_read_and_what_is_read(redis_server, redis_client, make):
+    spout, _ = make(redis_server, parallelism=2, count=10)
+    spout.clock = SetClock()
+    for n in range(100):
+        redis_client.rpush("in", n) if make is list_spout else redis_client.xadd("in", {"n": n})
+    assert spout.lag() == 50
+    for _ in range(3):  # a list is asked for one entry first, then for more
+        spout.next_tuple()
+    taken = 100 - (redis_client.llen("in") if make is list_spout else redis_client.xinfo_groups("in")[0]["lag"])
+    assert 0 < taken < 100 and spout.lag() == 50, "the server is not asked again so soon"
+    spout.clock.now += 1.5
+    assert spout.lag() == (100 - taken) // 2
+
+
+def test_lag_of_a_server_that_is_away(redis_server):
+    spout, _ = list_spout(redis_server)
+    spout.clock = SetClock()
+    spout._redis.close()
+    spout._redis = redis.Redis(port=1)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        spout.lag()
+    assert spout.lag() is None, "it is not asked again so soon"

@@ -251,3 +251,14 @@ def test_clear_errors(redis_server, redis_client):
     spout, _ = log_spout(redis_server)
     with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
         spout.next_tuple()
+
+
+def test_lag_is_the_share_of_the_entries_behind_the_position(redis_server, redis_client):
+    spout, recorder = log_spout(redis_server, parallelism=2, count=3)
+    assert spout.lag() is None, "it has not read anything yet"
+    fill(redis_client, *(f"{n}-0" for n in range(1, 11)))
+    spout.next_tuple()
+    unread = 10 - spout._seen
+    assert unread > 0 and spout.lag() == unread // 2
+    drain(spout, recorder)
+    assert spout.lag() == 0

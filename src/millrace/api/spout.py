@@ -48,6 +48,12 @@ class Spout(Component):
     def fail(self, tup_id: Any) -> None:
         """Called when the tuple failed: by an exception, a timeout or a lost worker (see `fail_cause`)."""
 
+    def lag(self) -> int | None:
+        """Returns the number of tuples that the source has for this task and that it has not emitted; None if that is not
+        known. Called a few times a second, where `next_tuple` is called, so it must be cheap. Tasks that share a source return
+        their shares of what it has. The engine computes from it the rate that the source offers."""
+        return None
+
     def activate(self) -> None: ...
 
     def deactivate(self) -> None: ...

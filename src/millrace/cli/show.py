@@ -130,7 +130,9 @@ def print_load(answer: dict[str, Any], tasks: bool = False) -> None:
         return
     listings = []
     for name, load in answer["topologies"].items():
-        listings += [_components_load(name, load["components"]), *([_tasks_load(load), _pairs(load)] if tasks else [])]
+        listings += [_components_load(name, load["components"]), _components_time(load["components"])]
+        listings += [_latencies(load["prediction"])] if load.get("prediction") else []
+        listings += [_tasks_load(load), _pairs(load)] if tasks else []
     for listing in [*listings, _workers_load(answer["workers"])]:
         console.print(listing)
         console.print()
@@ -149,6 +151,35 @@ def _components_load(name: str, components: dict[str, Any]) -> Listing:
         Column("queue", [count(row["queue_length"]) for row in rows]))
 
 
+def _components_time(components: dict[str, Any]) -> Listing:
+    rows = components.values()
+    return Listing(
+        "",
+        Column("component", list(components), figures=False),
+        Column("offered/s", [count(row["offered_rate"]) for row in rows]),
+        Column("lag", [count(row["lag"]) for row in rows]),
+        Column("busy", [share(row["busy"]) for row in rows]),
+        Column("blocked", [share(row["blocked"]) for row in rows]),
+        Column("idle", [share(row["idle"]) for row in rows]))
+
+
+def _latencies(prediction: dict[str, Any]) -> Listing:
+    """Predicted against measured latency, for each component and in all."""
+    rows = [*prediction["components"], {**prediction, "component": "all"}]
+    return Listing(
+        "latency in ms",
+        Column("component", [row["component"] for row in rows], figures=False),
+        Column("utilization", [share(row["utilization"]) if "utilization" in row else "" for row in rows], spare=True),
+        Column("by the model", [_tenths(row["model_ms"]) for row in rows]),
+        Column("predicted", [_tenths(row["predicted_ms"]) for row in rows]),
+        Column("measured", [_tenths(row["measured_ms"]) for row in rows]),
+        Column("error", ["-" if row["error"] is None else f"{row['error']:+.0%}" for row in rows]))
+
+
+def _tenths(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:,.1f}"
+
+
 def _tasks_load(load: dict[str, Any]) -> Listing:
     seconds, rows = max(load["window_seconds"], 1e-9), load["tasks"].values()
     return Listing(
@@ -157,6 +188,7 @@ def _tasks_load(load: dict[str, Any]) -> Listing:
         Column("executed/s", [count(row["executed"] / seconds) for row in rows]),
         Column("emitted/s", [count(row["emitted"] / seconds) for row in rows]),
         Column("busy", [share(row["busy_seconds"] / seconds) for row in rows]),
+        Column("blocked", [share(row["blocked_seconds"] / seconds) for row in rows], spare=True),
         Column("CPU MHz", [count(row["cpu_mhz"]) for row in rows]),
         Column("memory", [megabytes(row["memory_mb"]) for row in rows]),
         Column("queue", [count(row["queue_length"]) for row in rows]))

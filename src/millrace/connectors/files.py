@@ -50,6 +50,8 @@ class FileSpout(ReplayableSpout):
         self._pending: list[str] = []  # lines read and not yet emitted, in reverse order
         self._index: list[tuple[int, int, int]] = []  # (position, file, offset), about one for each MiB
         self._scanned_at = float("-inf")
+        self._read_bytes = self._read_lines = 0
+        self._sizes: list[int] = []  # of the files of this task, as far as they are complete
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._pattern = setting(self, storm_conf, "path", str)
@@ -92,6 +94,18 @@ class FileSpout(ReplayableSpout):
                                 f"{self._pattern!r} has {self._next_position} lines for it. A file it had read is "
                                 "gone or shorter; restore it, or start the topology under a new name.")
 
+    def lag(self) -> int | None:
+        """Lines that are not emitted: those read, and as many as the unread bytes hold by the mean length of a line so far."""
+        number, offset = self._place
+        self._sizes += map(os.path.getsize, self._files[len(self._sizes):-1])
+        unread = sum(self._sizes[number:]) - offset
+        if number < len(self._files):
+            opened = self._fd is not None and number == len(self._files) - 1  # such a file may have been removed
+            unread += os.stat(self._fd if opened else self._files[-1]).st_size  # type: ignore[arg-type]
+        if unread <= 0:
+            return len(self._pending)
+        return len(self._pending) + -(-unread * self._read_lines // self._read_bytes) if self._read_lines else None
+
     def close(self) -> None:
         self._close_file()
 
@@ -113,6 +127,7 @@ class FileSpout(ReplayableSpout):
                 lines = data.removesuffix(b"\n").decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
                 lines[-1] = lines[-1].removesuffix("\r")
                 self._pending = lines[::-1]
+                self._read_bytes, self._read_lines = self._read_bytes + len(data), self._read_lines + len(lines)
                 return True
             if last and self._follow:
                 if self._scan():

@@ -93,6 +93,10 @@ class GeneratorSpout(ReplayableSpout):
             self._emit_range(start, stop)
             self.exhausted = stop == self._end
 
+    def lag(self) -> int | None:
+        """The tuples that are due and not emitted; None without a `rate`."""
+        return max(0, self._due() - self._next_position) if self._paced else None
+
     def _due(self) -> int:
         """The first position that is not due yet."""
         now = self.clock()
@@ -144,6 +148,10 @@ class ArrowGeneratorSpout(GeneratorSpout):
         batches = None if self._limit is None else -(-self._limit // self.batch)
         super().initialize({**storm_conf, "limit": batches, "burst": storm_conf.get("burst") or 1}, context)
         self._rate /= self.batch
+
+    def lag(self) -> int | None:
+        batches = super().lag()
+        return None if batches is None else batches * self.batch
 
     def generate_arrow(self, first: int, count: int) -> pa.RecordBatch:
         """Returns tuples `first` to `first + count - 1` of the component, one column for each field."""

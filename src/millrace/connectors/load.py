@@ -71,10 +71,6 @@ class LoadSpout(GeneratorSpout):
         due = self.pattern.time_of(number)
         return self.task_index, position, self._keys.key_of(number, due), due
 
-    def lag(self) -> int | None:
-        """The number of tuples that are due and not emitted."""
-        return max(0, self._due_count() - self._next_position)
-
     def seek(self, position: int) -> None:
         began = self._pace_start
         super().seek(position)
@@ -89,16 +85,12 @@ class LoadSpout(GeneratorSpout):
         if self._pace_start is None:
             sought = self._next_position
             self._pace_start = self.clock() - (self.pattern.time_of(self.ordinal(sought)) if sought else 0.0)
-        due = self._due_count()
-        self._report_behind(self.clock(), due)
+        now = self.clock()
+        due = self.share(self.pattern.due_count(now - self._pace_start))
+        if self._end is not None:
+            due = min(due, self._end)
+        self._report_behind(now, due)
         return due
-
-    def _due_count(self) -> int:
-        """The first position that is not due yet, or does not exist."""
-        if self._pace_start is None:
-            return self._next_position
-        due = self.share(self.pattern.due_count(self.clock() - self._pace_start))
-        return due if self._end is None else min(due, self._end)
 
 
 def pattern_of(component: Component, conf: dict[str, Any]) -> Pattern:

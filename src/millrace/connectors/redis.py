@@ -20,6 +20,7 @@ from millrace.redaction import shown_place
 
 TIMEOUT_SECONDS = 5.0  # a server that does not answer is an error, not a hang
 IDLE_SECONDS = 0.01  # after an empty read, the time until the next
+LAG_SECONDS = 1.0  # between two requests for the number of entries that wait at the server
 ROWS_IN_COMMAND = 500  # a Lua script on the server cannot call one with more than 8,000 words
 _to_json = msgspec.json.Encoder().encode
 
@@ -40,6 +41,21 @@ def connect(component: Component, conf: dict[str, Any]) -> Any:
     return client
 
 
+class Asked:
+    """A number that is asked for at most once in `LAG_SECONDS`; in between the last answer counts."""
+
+    def __init__(self, ask: Callable[[], int | None]) -> None:
+        self._ask, self._next = ask, float("-inf")
+        self._answer: int | None = None
+
+    def at(self, now: float) -> int | None:
+        if now >= self._next:
+            self._next = now + LAG_SECONDS  # also if it raises: a server that is away is not asked more often
+            self._answer = None
+            self._answer = self._ask()
+        return self._answer
+
+
 class _RedisSpout(ReliableSpout):
     """Base of both spouts: the timing of reads, the backlog, and acks sent together.
 
@@ -58,6 +74,7 @@ class _RedisSpout(ReliableSpout):
         self._done: list[Any] = []  # acked here, not yet at the server
         self._reconciled = False
         self._idle_until = float("-inf")
+        self._unread = Asked(self._ask_unread)
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._redis = connect(self, storm_conf)
@@ -71,10 +88,19 @@ class _RedisSpout(ReliableSpout):
         for _ in range(min(self._count, len(self._backlog))):
             self._emit_entry(self._backlog.popleft())
 
+    def lag(self) -> int | None:
+        """This task's share of the entries that no task has read, and those that it has read and not emitted."""
+        unread = self._unread.at(self.clock())
+        return None if unread is None else unread // self.parallelism + len(self._backlog)
+
     def close(self) -> None:
         if self._done:
             self._send_done()
         self._redis.close()
+
+    def _ask_unread(self) -> int | None:
+        """Asks the server for the number of entries that no task has read; None if it does not know."""
+        raise NotImplementedError
 
     def _fill(self) -> None:
         now = self.clock()
@@ -166,6 +192,9 @@ class RedisListSpout(_RedisSpout):
             else:
                 self._backlog.append(entry)
 
+    def _ask_unread(self) -> int | None:
+        return int(self._redis.llen(self._key))
+
     def _put_back_orphans(self) -> None:
         for index in sorted(int(index) for index in self._redis.smembers(self._tasks)):
             if index >= self.parallelism:
@@ -236,6 +265,12 @@ class RedisStreamSpout(_RedisSpout):
             last = entries[-1][0]
             self._done += [id for id, data in entries if not data]  # deleted from the stream
             self._backlog.extend((id, data) for id, data in entries if data and id not in known)
+
+    def _ask_unread(self) -> int | None:
+        """The lag of the group, which Redis 7 knows unless entries were deleted from the middle of the stream."""
+        group = next(group for group in self._redis.xinfo_groups(self._key) if group["name"].decode() == self._group)
+        lag: int | None = group.get("lag")
+        return lag
 
     def _claim_orphans(self) -> None:
         for consumer in self._redis.xinfo_consumers(self._key, self._group):

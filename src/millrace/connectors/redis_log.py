@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn
 
 from millrace.api.grouping import stable_hash
 from millrace.api.spout import ReplayableSpout
-from millrace.connectors.redis import IDLE_SECONDS, connect, text_of
+from millrace.connectors.redis import IDLE_SECONDS, Asked, connect, text_of
 from millrace.connectors.settings import optional_module, setting
 from millrace.errors import MillraceError
 
@@ -53,6 +53,7 @@ class RedisLogSpout(ReplayableSpout):
         self._at_least = False  # _seen may be too low: an unknown number of entries was deleted before they were read
         self._restored: list[Any] | None = None
         self._idle_until = float("-inf")
+        self._added = Asked(self._ask_added)
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._key: str = setting(self, storm_conf, "key", str)
@@ -96,8 +97,22 @@ class RedisLogSpout(ReplayableSpout):
             if emitted:
                 return
 
+    def lag(self) -> int | None:
+        """This task's share of the entries that it has not read; None while it does not know how many there were before."""
+        added = self._added.at(self.clock())
+        return None if added is None or self._seen is None else max(0, added - self._seen) // self.parallelism
+
     def close(self) -> None:
         self._redis.close()
+
+    def _ask_added(self) -> int | None:
+        try:
+            added: int | None = self._redis.xinfo_stream(self._key).get("entries-added")
+        except self._refused as error:
+            if "no such key" in str(error):
+                return 0
+            raise
+        return added
 
     def _look(self) -> tuple[dict[str, Any] | None, list[Entry]]:
         """The server's information about the stream, or None if it does not exist, and the next entries, read atomically."""

@@ -39,7 +39,10 @@ class Metric(StrEnum):
     CPU_SECONDS = "cpu_seconds", "s", "CPU time that the task used in the window."
     CPU_MHZ = "cpu_mhz", "MHz", "The task's share of its worker's CPU use in the window, times the clock of the core."
     MEMORY_MB = "memory_mb", "MB", "The task's share of its worker's memory, by its share of the tuples processed there."
+    OFFERED = "offered", "tuples", "Tuples that a spout's source had for it in the window: emitted, and growth of its lag."
+    LAG = "lag", "tuples", "Tuples that a spout's source had at the end of the window and the spout had not emitted."
     BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
+    BLOCKED_SECONDS = "blocked_seconds", "s", "Time in the window in which the task had work but no credit of a receiver."
     CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
     TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "Rate of a task that never has to wait."
     TARGET_RATE = "target_rate", "tuples/s", "Rate at which a component keeps up with its sources."
@@ -49,15 +52,17 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Percentiles of one latency within the window, in milliseconds."""
+    """Percentiles and mean of one latency within the window, in milliseconds. A record of an earlier version has no mean."""
 
     p50: float
     p99: float
+    mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLoad:
-    """The load of one task in the window. A latency of None means that nothing was measured, unlike 0."""
+    """The load of one task in the window. A latency of None means that nothing was measured, unlike 0; a lag of None, that
+    the source does not know it. `offered` is 0 for bolts, and for spouts as large as `emitted` if the lag is not known."""
 
     emitted: int = 0
     transferred: int = 0
@@ -71,6 +76,9 @@ class TaskLoad:
     complete_latency_ms: Latency | None = None
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    offered: int = 0
+    lag: int | None = None
     cpu_mhz: float = 0.0
     memory_mb: float = 0.0
 
@@ -78,8 +86,8 @@ class TaskLoad:
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
-    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component,
-    regardless of its owner; only for topologies that run in batches."""
+    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component
+    with several tasks, regardless of its owner; estimates on resident workers, which count some chunks."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)

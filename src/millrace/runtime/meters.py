@@ -54,6 +54,12 @@ class LatencyHistogram:
             return None
         return float(self._histogram.get_value_at_percentile(percentile)) / 1000
 
+    def mean_ms(self) -> float | None:
+        """None while nothing has been recorded."""
+        if self._histogram is None or self._histogram.get_total_count() == 0:
+            return None
+        return float(self._histogram.get_mean_value()) / 1000
+
     @property
     def count(self) -> int:
         return int(self._histogram.get_total_count()) if self._histogram is not None else 0
@@ -61,7 +67,7 @@ class LatencyHistogram:
 
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
             "errors")
-SECONDS = ("cpu_seconds", "busy_seconds")
+SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
 LATENCIES = ("execute_latency", "process_latency", "complete_latency")
 
 
@@ -73,7 +79,7 @@ class Meters:
     def __init__(self) -> None:
         self.emitted = self.transferred = self.executed = self.acked = self.failed = 0
         self.dead_letters = self.replayed = self.expired = self.gaps = self.repeats = self.errors = 0
-        self.cpu_seconds = self.busy_seconds = 0.0
+        self.cpu_seconds = self.busy_seconds = self.blocked_seconds = 0.0
         self.execute_latency, self.process_latency = LatencyHistogram(), LatencyHistogram()
         self.complete_latency = LatencyHistogram()
         self.custom: dict[str, Any] = {}

@@ -23,6 +23,8 @@ from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.ended import EndedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.requests.record import moves_of
+from millrace.master.scheduling.elastic_handle import ElasticHandle
+from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.service import Master
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
@@ -304,6 +306,10 @@ class TopologyPort(Protocol):
         """Workers and topologies."""
 
     @property
+    def scheduling(self) -> SchedulingLoop:
+        """Loads, schedulers and elasticity; only on the master's thread."""
+
+    @property
     def observed(self) -> Mapping[str, TopologyObserved]:
         """Reports of the tasks, by running topology."""
 
@@ -458,6 +464,11 @@ class RunningTopology:
         if not self._master.wait_until(self._is_settled, seconds):
             raise MillraceError(f"{self.name!r} is not scaled after {seconds:g} s; `migrations` will show how that ends")
         return record_of_request(self.migrations(), before, BY_SCALING)
+
+    @property
+    def elastic(self) -> ElasticHandle:
+        """Lets its numbers of tasks follow the load: `elastic.set("erstream", t_max_ms=20)`."""
+        return ElasticHandle(self._master, self.name)
 
     def pause(self) -> None:
         """Pause the spouts; bolts continue."""

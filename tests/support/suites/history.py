@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 A, B = TaskId("a", 0), TaskId("b", 1)
 SECONDS = 60.0  # to wait for the writer, on a busy machine
 LOAD = Load(10.0, {
-    A: TaskLoad(emitted=2**40, transferred=7, acked=3, failed=2, complete_latency_ms=Latency(1.5, 9.25)),
-    B: TaskLoad(executed=50, queue_length=5, queue_floor=4, execute_latency_ms=Latency(0.0, 1.0),
+    A: TaskLoad(emitted=2**40, transferred=7, acked=3, failed=2, complete_latency_ms=Latency(1.5, 9.25, 2.5),
+                offered=2**41, lag=2**40, blocked_seconds=0.75),
+    B: TaskLoad(executed=50, queue_length=5, queue_floor=4, execute_latency_ms=Latency(0.0, 1.0, 0.25),
                 process_latency_ms=Latency(2.0, 3.0), cpu_seconds=1.25, busy_seconds=2.5, cpu_mhz=300.5, memory_mb=12.0),
 }, {(A, B): 50.0, (B, B): 0.5}, (B,))
 PLAN = Plan(3, {A: 0, B: 4})
@@ -228,8 +230,22 @@ class HistoryConformance:
     def test_tables_of_a_newer_millrace_are_left_alone(self, open_history: Opener, url: str) -> None:
         open_history().close(SECONDS)
         change(url, "update millrace_schema set version = 99")
-        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 1: update Millrace"):
+        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 3: update Millrace"):
             open_history()
+
+    def test_tables_of_an_older_millrace_get_the_columns_that_they_lack(self, open_history: Opener, url: str) -> None:
+        history = open_history()
+        written(history, window(1.0))
+        history.close(SECONDS)
+        for column in ("lag", "offered", "blocked_seconds", "complete_latency_mean_ms"):
+            change(url, f"alter table millrace_task_loads drop column {column}")
+        change(url, "update millrace_schema set version = 1")
+        again = open_history()
+        written(again, window(2.0))
+        old, new = again.windows(0.0)
+        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(3,)]
+        assert old.loads["t"].tasks[A] == replace(LOAD.tasks[A], offered=0, lag=None, blocked_seconds=0.0,
+                                                  complete_latency_ms=Latency(1.5, 9.25))
 
     def test_tables_that_were_dropped_are_made_again(self, open_history: Opener, url: str) -> None:
         history = open_history()

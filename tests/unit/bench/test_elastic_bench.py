@@ -227,11 +227,6 @@ def test_unknown_parts_are_refused():
         run_elastic(parts=["saw", "step"])
 
 
-def test_an_engine_without_a_loop_is_refused():
-    with pytest.raises(MillraceError, match="--only rescale"):
-        LoopGoal("erstream", 200.0).begin(SimpleNamespace())
-
-
 class RecordedControl:
     """Records its calls."""
 

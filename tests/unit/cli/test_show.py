@@ -69,14 +69,15 @@ def test_a_lost_worker_and_one_without_tasks(capsys: Capture) -> None:
 
 
 def load(component: str = "count", node: str = "vm") -> dict[str, Any]:
-    task = {"executed": 123_456_789, "emitted": 20, "busy_seconds": 10.0, "cpu_mhz": 1234.5, "memory_mb": 60.9,
-            "queue_length": 0}
+    task = {"executed": 123_456_789, "emitted": 20, "busy_seconds": 10.0, "blocked_seconds": 5.0, "cpu_mhz": 1234.5,
+            "memory_mb": 60.9, "queue_length": 0}
     return {"window_seconds": 20.0,
             "workers": {"0": {"node": node, "cpu_mhz": 641.2, "memory_mb": 98_000.0, "queue_length": 4, "busy": 0.04}},
             "nodes": {node: {"cpu_mhz": 1284.0, "capacity_mhz": 4891.0, "memory_mb": 24_103, "memory_used_mb": 196.0}},
             "topologies": {"words": {
                 "components": {component: {"arrival_rate": 10_002.4, "true_processing_rate": None, "cpu_mhz": 621.0,
-                                           "memory_mb": 0.5, "queue_length": 12_345}},
+                                           "memory_mb": 0.5, "queue_length": 12_345, "offered_rate": 12_003.0, "lag": 777,
+                                           "busy": 0.5, "blocked": 0.25, "idle": 0.25}},
                 "window_seconds": 20.0, "tasks": {f"{component}[{index}]": task for index in range(30)},
                 "traffic": [[f"{component}[{index}]", f"{component}-2[1]", index * 20] for index in range(30)]}}}
 
@@ -87,6 +88,9 @@ def test_load(capsys: Capture) -> None:
 words
 component  λ tuples/s  μ of one task  CPU MHz  memory   queue
 count            10 k              -      621  500 kB  12.3 k
+
+component  offered/s  lag  busy  blocked  idle
+count           12 k  777   50%      25%   25%
 
 worker  node  CPU MHz  memory  queue  busy
      0  vm        641   98 GB      4    4%

@@ -143,3 +143,30 @@ def test_a_line_that_cannot_be_emitted_takes_its_position_with_it(tmp_path, monk
         with pytest.raises(ZeroDivisionError):
             spout.next_tuple()
     assert [(emitted.values[0], emitted.tup_id) for emitted in drain(spout, recorder)] == [("two", 1), ("three", 2)]
+
+
+def test_lag_counts_lines_that_are_read_and_estimates_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK", 40)
+    for name in "abc":
+        (tmp_path / name).write_text("".join(f"line {number:02}\n" for number in range(50)))
+    spout, recorder = attach(FileSpout, {"path": str(tmp_path / "*"), "burst": 3})
+    assert spout.lag() is None, "nothing is read yet, so the length of a line is not known"
+    spout.next_tuple()
+    assert spout.lag() == 147
+    drain(spout, recorder)
+    assert spout.lag() == 0
+
+
+def test_lag_of_a_file_that_grows(tmp_path):
+    path, clock = tmp_path / "a", FakeClock()
+    spout, recorder = attach(FileSpout, {"path": str(tmp_path / "*"), "follow": True}, clock=clock)
+    assert spout.lag() == 0
+    path.write_text("one\ntwo\n")
+    clock.now += 1
+    drain(spout, recorder, calls=2)
+    assert spout.lag() == 0
+    with path.open("a") as file:
+        file.write("six\nten\n")
+    assert spout.lag() == 2
+    path.unlink()  # it is still open
+    assert spout.lag() == 2

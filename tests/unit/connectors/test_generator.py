@@ -189,3 +189,30 @@ def test_arrow_batch_is_sent_again():
     spout.next_tuple()
     spout.fail(0)
     assert [emitted.values.to_pydict() for emitted in recorder.emits] == [{"number": [0, 1]}] * 2
+
+
+def test_lag_is_what_is_due_and_not_emitted():
+    clock = FakeClock()
+    spout, _ = attach(Numbers, {"rate": 200, "burst": 3, "limit": 1000}, 0, 2, clock=clock)
+    spout.next_tuple()
+    assert spout.lag() == 0
+    clock.now += 0.5
+    assert spout.lag() == 50
+    spout.next_tuple()
+    assert spout.lag() == 47
+    clock.now += 100
+    assert spout.lag() == 500 - 4, "no more than its share of the limit"
+    spout.seek(100)
+    assert spout.lag() == 1
+
+
+def test_without_a_rate_the_lag_is_not_known():
+    assert attach(Numbers, {"limit": 1000})[0].lag() is None
+
+
+def test_the_lag_of_batches_is_in_tuples():
+    clock = FakeClock()
+    spout, _ = attach(NumbersArrow, {"rate": 1000, "batch": 100}, clock=clock)
+    spout.next_tuple()
+    clock.now += 1.0
+    assert spout.lag() == 1000

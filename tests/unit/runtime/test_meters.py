@@ -17,7 +17,7 @@ def recorded(*seconds: float) -> LatencyHistogram:
 
 def test_nothing_recorded_is_not_zero() -> None:
     histogram = LatencyHistogram()
-    assert histogram.percentile_ms(50) is None
+    assert histogram.percentile_ms(50) is None and histogram.mean_ms() is None
     assert (histogram.count, histogram.take()) == (0, "")
 
 
@@ -38,6 +38,7 @@ def test_a_chunk_counts_as_often_as_it_has_tuples() -> None:
     histogram.record(1.0, 1)
     assert histogram.count == 100
     assert histogram.percentile_ms(50) == pytest.approx(1.0, rel=0.01)
+    assert histogram.mean_ms() == pytest.approx((99 * 1 + 1000) / 100, rel=0.01)
     assert histogram.percentile_ms(99.9) == pytest.approx(1000.0, rel=0.01)
 
 

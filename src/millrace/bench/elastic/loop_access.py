@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from millrace.bench.elastic.figures import LoopDecision, Par
-from millrace.errors import MillraceError
 from millrace.spark.engine import RunningTopology
 
 COOL_DOWN_SECONDS = 10.0
@@ -28,11 +27,7 @@ class ElasticControl(Protocol):
 
 
 def control_of(running: RunningTopology) -> ElasticControl:
-    control: ElasticControl | None = getattr(running, "elastic", None)
-    if control is None:
-        raise MillraceError("this engine has no elastic loop, so there is nothing to measure in a step or a sine: run the "
-                            "other parts with --only rescale --only others")
-    return control
+    return running.elastic
 
 
 @dataclass(frozen=True)

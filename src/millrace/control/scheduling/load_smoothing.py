@@ -6,7 +6,7 @@ estimate.
 
 All estimators that smooth follow three rules:
 
-- Queue lengths, latencies and `settling` are those of the newest sample: they describe the present.
+- Queue lengths, lags, latencies and `settling` are those of the newest sample: they describe the present.
 - A task that is `settling` was started or moved within the window, so its sample covers only part of it. A task's rates, MHz
   and MB do not depend on its slot: the estimate from before the move still holds and is kept until a full window has been
   seen. A partial sample is used only while there is nothing better, and the first full window replaces it. The same holds
@@ -34,8 +34,8 @@ from millrace.schedulers.problem import MOST
 TaskPair = tuple[TaskId, TaskId]
 LoadRow = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates per second
 
-COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
-SECONDS = ("cpu_seconds", "busy_seconds")
+COUNTERS = ("emitted", "transferred", "executed", "acked", "failed", "offered")
+SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
 LEVELS = ("cpu_mhz", "memory_mb")
 NOTHING = 1e-6  # tuples or seconds per second, MHz or MB: smaller values count as zero
 

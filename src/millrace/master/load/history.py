@@ -40,13 +40,15 @@ from millrace.master.load.history_tables import (
     SCHEMA_VERSION,
     TABLES,
     PastWindow,
+    add_missing_columns,
     clusters,
     decision_values,
     decisions,
+    elastic_decisions,
     insert_window,
-    migration_values,
     migrations,
     read_windows,
+    record_values,
     schema,
     windows,
 )
@@ -92,7 +94,7 @@ class History:
         self._waiting: deque[WindowSample] = deque()
         self._rows_waiting = 0
         self._decisions: dict[int, dict[str, Any]] = {}
-        self._migrations: dict[int, dict[str, Any]] = {}
+        self._records: dict[Table, dict[int, dict[str, Any]]] = {migrations: {}, elastic_decisions: {}}
         self._prune_as_of: float | None = None
         self._next_prune = time.monotonic() + PRUNE_SECONDS
         self._working = self._closing = False
@@ -128,11 +130,18 @@ class History:
 
     def record_migration(self, row: Mapping[str, Any]) -> None:
         """Store a migration under its `id`. Never dropped."""
+        self._record(migrations, row["id"], row)
+
+    def record_elastic_decision(self, row: Mapping[str, Any]) -> None:
+        """Store a decision of an elastic loop under its `number`, or replace the one with it. Never dropped."""
+        self._record(elastic_decisions, row["number"], row)
+
+    def _record(self, table: Table, number: int, row: Mapping[str, Any]) -> None:
         with self._changed:
             if self._closing:
-                log.warning("migration %s came after the history was closed and is not stored", row["id"])
+                log.warning("row %s of %s came after the history was closed and is not stored", number, table.name)
                 return
-            self._migrations[row["id"]] = migration_values(row)
+            self._records[table][number] = record_values(row)
             self._changed.notify_all()
 
     def prune(self, now: float) -> None:
@@ -162,10 +171,10 @@ class History:
             self._changed.notify_all()
         self._thread.join(timeout)
         with self._changed:
-            left = len(self._waiting), len(self._decisions), len(self._migrations)
+            left = len(self._waiting), len(self._decisions), *map(len, self._records.values())
         if any(left):
-            log.warning("the history in %s was closed with %d windows, %d decisions and %d migrations not written; last error: "
-                        "%s", _shown(self._url), *left, self._last_error)
+            log.warning("the history in %s was closed with %d windows, %d decisions, %d migrations and %d elastic decisions "
+                        "not written; last error: %s", _shown(self._url), *left, self._last_error)
         self._engine.dispose()
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
@@ -177,8 +186,14 @@ class History:
 
     def migrations(self, limit: int) -> list[dict[str, Any]]:
         """The newest migrations of this cluster, newest first."""
-        query = (select(migrations.c.record).where(migrations.c.cluster == self._cluster)
-                 .order_by(migrations.c.number.desc()).limit(limit))
+        return self._newest(migrations, limit)
+
+    def elastic_decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The newest decisions of elastic loops of this cluster, newest first."""
+        return self._newest(elastic_decisions, limit)
+
+    def _newest(self, table: Table, limit: int) -> list[dict[str, Any]]:
+        query = (select(table.c.record).where(table.c.cluster == self._cluster).order_by(table.c.number.desc()).limit(limit))
         with self._reading() as connection:
             return [dict(record) for record in connection.execute(query).scalars()]
 
@@ -229,7 +244,7 @@ class History:
             return self._working
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._decisions or self._migrations) or self._prune_as_of is not None
+        return bool(self._waiting or self._decisions or any(self._records.values())) or self._prune_as_of is not None
 
     def _turn(self) -> bool:
         """Do a bit of each job, so that none waits long for the others. True if all succeeded."""
@@ -239,7 +254,7 @@ class History:
             if not self._connected:
                 log.info("the history's database %s answers again", _shown(self._url))
             self._connected = True
-        jobs = (self._write_decisions, self._write_migrations, self._write_window, self._prune_some)
+        jobs = (self._write_decisions, self._write_records, self._write_window, self._prune_some)
         return all([self._connected and self._attempt(job) for job in jobs])
 
     def _attempt(self, job: Callable[[], None]) -> bool:
@@ -259,8 +274,9 @@ class History:
     def _write_decisions(self) -> None:
         self._write_numbered(decisions, self._decisions)
 
-    def _write_migrations(self) -> None:
-        self._write_numbered(migrations, self._migrations)
+    def _write_records(self) -> None:
+        for table, waiting in self._records.items():
+            self._write_numbered(table, waiting)
 
     def _write_numbered(self, table: Table, waiting: dict[int, dict[str, Any]]) -> None:
         """Write each row in its own transaction: one that is refused stays, and does not hold up the others."""
@@ -333,7 +349,7 @@ class History:
                     connection.execute(delete(table).where(table.c.window_id == oldest))
                 connection.execute(delete(windows).where(windows.c.id == oldest))
                 return
-            for table in (decisions, migrations):
+            for table in (decisions, *self._records):
                 kept = select(clusters.c.retention_seconds).where(clusters.c.cluster == table.c.cluster).scalar_subquery()
                 connection.execute(delete(table).where(table.c.at < now - kept))
         with self._changed:
@@ -366,21 +382,27 @@ class History:
             if connection.dialect.name == "postgresql":  # concurrent creation of a table would fail
                 connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
             connection.execute(CreateTable(schema, if_not_exists=True))
-            self._check_version(connection)
+            version = self._check_version(connection)
             for table in TABLES.sorted_tables:
                 connection.execute(CreateTable(table, if_not_exists=True))
                 for index in table.indexes:
                     connection.execute(CreateIndex(index, if_not_exists=True))
+            if version < SCHEMA_VERSION:
+                add_missing_columns(connection)
+                connection.execute(update(schema).values(version=SCHEMA_VERSION))
             connection.execute(delete(clusters).where(clusters.c.cluster == self._cluster))
             connection.execute(insert(clusters).values(cluster=self._cluster, retention_seconds=self._retention))
 
-    def _check_version(self, connection: Connection) -> None:
-        version = connection.scalar(select(schema.c.version))
+    def _check_version(self, connection: Connection) -> int:
+        """The version of the tables that are there; that of new ones if there are none."""
+        version: int | None = connection.scalar(select(schema.c.version))
         if version is None:
             connection.execute(insert(schema).values(version=SCHEMA_VERSION))
-        elif version > SCHEMA_VERSION:
+            return SCHEMA_VERSION
+        if version > SCHEMA_VERSION:
             raise MillraceError(f"the history in {_shown(self._url)} has tables of version {version}, and this Millrace "
                                 f"supports up to version {SCHEMA_VERSION}: update Millrace, or name another database")
+        return version
 
     def _unreachable(self, what: str, error: Exception) -> StoreUnreachable:
         if self._url.get_backend_name() == "sqlite":

@@ -33,6 +33,7 @@ class _Mark:
 
     incarnation: int
     queue_length: int
+    offered: float | None
     totals: dict[str, float]
     sent: dict[int, int]
     sent_to_groups: dict[str, list[int]]
@@ -46,6 +47,8 @@ class _Work:
     counts: dict[str, float]
     queue_length: int
     queue_floor: int
+    offered: float
+    lag: int | None
     latencies: dict[str, LatencyHistogram]
     blocking: bool  # it runs on its own thread: its waiting takes no time of the loop
     settled: bool
@@ -109,10 +112,18 @@ class LoadMonitor:
         queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it reports tuples in flight
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
-        self._marks[name, task] = _Mark(observed.incarnation, queue, totals, observed.sent(), observed.sent_to_groups())
+        offered = observed.offered()
+        self._marks[name, task] = _Mark(observed.incarnation, queue, offered, totals, observed.sent(),
+                                        observed.sent_to_groups())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(queue, before.queue_length if before else 0)
-        return _Work(observed.slot, counts, queue, floor, observed.end_window(), component.blocking,
+        if component.kind == "bolt":
+            fresh = 0.0
+        elif offered is not None and before is not None and before.offered is not None:
+            fresh = max(offered - before.offered, 0.0)
+        else:
+            fresh = counts["emitted"]
+        return _Work(observed.slot, counts, queue, floor, fresh, observed.lag, observed.end_window(), component.blocking,
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
@@ -184,6 +195,6 @@ def _part(value: float, total: float) -> float:
 
 def _task_load(work: _Work, mhz: float, memory: float) -> TaskLoad:
     latencies = {f"{name}_ms": percentiles(work.latencies[name]) for name in LATENCIES}
-    return TaskLoad(**{key: int(work.counts[key]) for key in COUNTED}, **latencies,  # type: ignore[arg-type]
-                    queue_length=work.queue_length, queue_floor=work.queue_floor, cpu_seconds=work.counts["cpu_seconds"],
-                    busy_seconds=work.counts["busy_seconds"], cpu_mhz=mhz, memory_mb=memory)
+    counts = {**{key: int(work.counts[key]) for key in COUNTED}, **{key: work.counts[key] for key in SECONDS}}
+    return TaskLoad(**counts, **latencies, queue_length=work.queue_length,  # type: ignore[arg-type]
+                    queue_floor=work.queue_floor, offered=int(work.offered), lag=work.lag, cpu_mhz=mhz, memory_mb=memory)

@@ -27,6 +27,9 @@ class TaskObserved:
     slot: int = -1
     at: float = 0.0  # time of the last report, by the worker's clock
     queue_length: int = 0
+    lag: int | None = None
+    lag_at: float = 0.0  # tuples emitted when the lag was read, over all incarnations
+    first_lag: int | None = None
     current: dict[str, float] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
     traffic: dict[int, int] = field(default_factory=dict)
@@ -47,6 +50,11 @@ class TaskObserved:
             self.incarnation = report["incarnation"]
         self.slot, self.at, self.queue_length = slot, at, report["queue_length"]
         self.current = {name: report[name] for name in TOTALS}
+        if (lag := report.get("lag")) is not None:
+            self.lag, self.lag_at = lag[0], self.before.get("emitted", 0) + lag[1]
+            self.first_lag = lag[0] if self.first_lag is None else self.first_lag
+        else:
+            self.lag = None
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
         self.groups = report.get("key_groups", {})
         for name in LATENCIES:
@@ -55,6 +63,10 @@ class TaskObserved:
 
     def total(self, name: str) -> float:
         return self.before.get(name, 0) + self.current.get(name, 0)
+
+    def offered(self) -> float | None:
+        """Tuples that were emitted, and growth of the lag since it was first known; None if it is not known now."""
+        return None if self.lag is None or self.first_lag is None else max(self.lag_at + self.lag - self.first_lag, 0)
 
     def end_window(self) -> dict[str, LatencyHistogram]:
         """The latencies of the window that ends now; they count in `latencies` from here on."""
@@ -129,7 +141,8 @@ class TopologyObserved:
 
     def load(self, now: float) -> Load:
         """The load since the topology was submitted."""
-        tasks = {task: _task_load(observed) for task, observed in self.tasks.items()}
+        spouts = {component.name for component in self.graph.components if component.kind == "spout"}
+        tasks = {task: _task_load(observed, task.component in spouts) for task, observed in self.tasks.items()}
         traffic = {(task, self.task(number)): count
                    for task, observed in self.tasks.items() for number, count in observed.sent().items() if count}
         groups = summed(observed.sent_to_groups() for observed in self.tasks.values())
@@ -145,16 +158,19 @@ def summed(counts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, tuple[f
     return totals
 
 
-def _task_load(observed: TaskObserved) -> TaskLoad:
+def _task_load(observed: TaskObserved, spout: bool) -> TaskLoad:
     counts = {name: int(observed.total(name)) for name in ("emitted", "transferred", "executed", "acked", "failed")}
     latencies = {f"{name}_ms": percentiles(observed.latency(name)) for name in LATENCIES}
-    return TaskLoad(**counts, **latencies, queue_length=observed.queue_length,  # type: ignore[arg-type]
-                    cpu_seconds=observed.total("cpu_seconds"), busy_seconds=observed.total("busy_seconds"))
+    offered = observed.offered()
+    seconds = {name: observed.total(name) for name in SECONDS}
+    return TaskLoad(**counts, **latencies, **seconds, queue_length=observed.queue_length,  # type: ignore[arg-type]
+                    lag=observed.lag, offered=0 if not spout else counts["emitted"] if offered is None else int(offered))
 
 
 def percentiles(histogram: LatencyHistogram) -> Latency | None:
+    """Percentiles and mean; None if nothing was recorded."""
     p50, p99 = histogram.percentile_ms(50), histogram.percentile_ms(99)
-    return Latency(p50, p99) if p50 is not None and p99 is not None else None
+    return Latency(p50, p99, histogram.mean_ms()) if p50 is not None and p99 is not None else None
 
 
 def rate_between(before: dict[TaskId, tuple[float, float]], after: dict[TaskId, tuple[float, float]]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +17,8 @@ from millrace.master.load.observed import TopologyObserved, percentiles
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TopologyGraph
-from millrace.model.load import Load
+from millrace.model.load import Load, TaskLoad
+from millrace.model.prediction import Prediction
 from millrace.runtime.meters import LATENCIES
 
 SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
@@ -69,6 +70,7 @@ def status_of(master: Overview) -> dict[str, Any]:
         "superseded": master.superseded,
         "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
+        "elastic": master.scheduling.elastic.models(),
     }
 
 
@@ -154,9 +156,14 @@ def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None)
         "window_seconds": scheduling.window_seconds,
         "workers": {slot: msgspec.to_builtins(load) for slot, load in sample.workers.items()} if sample else {},
         "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
-        "topologies": {name: _estimate(state.topologies[name].graph, scheduling.load[name])
+        "topologies": {name: {**_estimate(state.topologies[name].graph, scheduling.load[name]),
+                              "prediction": _prediction(scheduling.elastic.predictions.get(name))}
                        for name in names if name in scheduling.load},
     }
+
+
+def _prediction(prediction: Prediction | None) -> dict[str, Any] | None:
+    return prediction.to_json() if prediction is not None else None
 
 
 def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:
@@ -167,5 +174,21 @@ def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:
             "arrival_rate": load.arrival_rate(component.name),
             "true_processing_rate": load.true_processing_rate(component.name),
             "cpu_mhz": sum(measured.cpu_mhz for measured in tasks), "memory_mb": sum(measured.memory_mb for measured in tasks),
-            "queue_length": sum(measured.queue_length for measured in tasks)}
+            "queue_length": sum(measured.queue_length for measured in tasks),
+            **_offered(tasks, load.window_seconds, component.kind == "spout"), **_shares(tasks, load.window_seconds)}
     return {"components": components, **load.to_json()}
+
+
+def _offered(tasks: Sequence[TaskLoad], seconds: float, spout: bool) -> dict[str, Any]:
+    """Tuples per second that the sources of a spout had, and its lag, as far as they know it."""
+    lags = [measured.lag for measured in tasks if measured.lag is not None]
+    return {"offered_rate": sum(measured.offered for measured in tasks) / seconds if spout and seconds > 0 else None,
+            "lag": sum(lags) if lags else None}
+
+
+def _shares(tasks: Sequence[TaskLoad], seconds: float) -> dict[str, float]:
+    """Shares of the tasks' time: in user code, with work but no credit of a receiver, and the rest."""
+    available = max(len(tasks) * seconds, 1e-9)
+    busy, blocked = (sum(getattr(measured, name) for measured in tasks) / available
+                     for name in ("busy_seconds", "blocked_seconds"))
+    return {"busy": busy, "blocked": blocked, "idle": max(1 - busy - blocked, 0.0)}

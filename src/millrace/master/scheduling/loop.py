@@ -27,11 +27,13 @@ from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
+from millrace.elastic.elastic_loop import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.scheduling.elastic import Elasticity
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
 from millrace.master.state_view import MasterView
 from millrace.model.load import Load
@@ -102,6 +104,7 @@ class SchedulingLoop:
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
+        self.elastic = Elasticity(port, self._record_elastic)
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
             self._open_history()  # named by the user: if it cannot be reached, the master must not start
@@ -110,10 +113,14 @@ class SchedulingLoop:
 
     @property
     def window_seconds(self) -> float:
-        """Length of a load window, at most the scheduler's period: it needs a fresh load each time."""
-        if self.generator.choice.name == OFF:
-            return self._window_seconds
-        return min(self._window_seconds, self.generator.period)
+        """Length of a load window, at most the scheduler's period and that of elastic loops: they need a fresh load each
+        time."""
+        periods = [self._window_seconds]
+        if self.generator.choice.name != OFF:
+            periods.append(self.generator.period)
+        if self.elastic.window_seconds is not None:
+            periods.append(self.elastic.window_seconds)
+        return min(periods)
 
     def tick(self, now: float) -> None:
         self._record_migrations(self.migrations.settle(now))
@@ -127,8 +134,10 @@ class SchedulingLoop:
                    for slot, process in self._port.processes().items() if process.memory_mb}  # 0 before its first report
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
-        self.sample, self.load = sample, self._estimate(sample)
-        self._record(lambda history: history.record_window(sample))
+        self.load = self._estimate(sample)
+        self.sample = predicted = self.elastic.predict(sample, self.load)
+        self._record(lambda history: history.record_window(predicted))
+        self.elastic.end_window(now, predicted)
         if self.generator.choice.name == OFF:
             return
         situation = self.situation()
@@ -157,6 +166,7 @@ class SchedulingLoop:
         self._monitor.forget(topology)
         self._estimators.pop(topology, None)
         self.load.pop(topology, None)
+        self.elastic.forget(topology)
         self._record_migrations(self.migrations.forget(topology))
 
     def situation(self) -> Situation:
@@ -239,6 +249,9 @@ class SchedulingLoop:
     def _record_decision(self, decision: Decision) -> None:
         log.info("scheduler %s: %s (%s)", decision.scheduler, decision.outcome, decision.reason)
         self._record(lambda history: history.record_decision(decision.to_json()))
+
+    def _record_elastic(self, decision: ElasticDecision) -> None:
+        self._record(lambda history: history.record_elastic_decision(decision.to_json()))
 
     # -- requests of users ---------------------------------------------------------------------------------------------
 
@@ -343,6 +356,7 @@ class SchedulingLoop:
         self._history = History(self._history_url or default_history_url(), self._cluster, self._retention)
         past = reversed(self._history.decisions(DECISIONS_REMEMBERED))
         self.generator.remember(Decision.from_json(row) for row in past)
+        self.elastic.remember(reversed(self._history.elastic_decisions(DECISIONS_REMEMBERED)))
         self.migrations.remember(reversed(self._history.migrations(MIGRATIONS_REMEMBERED)))
 
     def close(self) -> None:

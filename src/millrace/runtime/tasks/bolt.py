@@ -90,6 +90,8 @@ class BoltTask(Task):
                 arrival.take_over()
         inbox = self.inbox.waiting
         if not self.started or self.busy or self.blocked or self.captured or not inbox:
+            if self.blocked and inbox and self.started and not self.busy and not self.captured:
+                self.held_up(now)
             return
         delivery = self.inbox.take(max(self.pace.per_call, self.needed))
         if delivery.form >= wire.MARKS:

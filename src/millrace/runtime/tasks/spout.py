@@ -3,8 +3,9 @@
     tracking  spout_tracking.py  sends the chunks as roots, and handles their verdicts, losses and timeouts
     notices   spout_notices.py   calls of ack, fail, activate and deactivate
     position  spout_position.py  the position of a source that can be replayed
+    lag       spout_lag.py       tuples that the source has and the spout has not emitted
 
-User code, in `step`'s execution, in `notices.deliver` and in `position`, may run on the task's own thread; everything else
+User code, in `step`'s execution, in `notices.deliver`, `position` and `lag`, may run on the task's own thread; everything else
 runs on the worker's loop.
 """
 
@@ -19,6 +20,7 @@ from millrace.api.spout import ReliableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, SPOUT_WAIT
 from millrace.model.graph import TaskId
 from millrace.runtime.tasks.host import TaskHost, TaskTopology
+from millrace.runtime.tasks.spout_lag import SpoutLag
 from millrace.runtime.tasks.spout_notices import Notice, SpoutNotices
 from millrace.runtime.tasks.spout_position import SpoutPosition
 from millrace.runtime.tasks.spout_tracking import SpoutTracking
@@ -49,6 +51,7 @@ class SpoutTask(Task):
         self.notices: SpoutNotices = SpoutNotices(self)
         self.tracking = SpoutTracking(self)
         self.position = SpoutPosition(self)
+        self.lag = SpoutLag(self)
 
     def initialize(self) -> None:
         if isinstance(self.component, DataFrameSpout):
@@ -66,6 +69,7 @@ class SpoutTask(Task):
     def set_active(self, active: bool) -> None:
         if active != self.active:
             self.active = active
+            self.count_blocked(self.worker.clock.now(), idle=not active)
             if self.started:
                 self.notices.add_activity(active)
             self.worker.ready(self)
@@ -83,8 +87,14 @@ class SpoutTask(Task):
             return
         notices = self.notices.take(room=not self.blocked)
         emit = self.may_emit() and now >= self.wake_at
+        if self.blocked:
+            self._wait_for_credit(now)
         if notices or emit:
             self.on_own_thread(partial(self._execute, notices, emit, now), partial(self._executed, emit))
+
+    def _wait_for_credit(self, now: float) -> None:
+        if self.active and now >= self.wake_at:  # a source that has nothing now does not wait for credits
+            self.held_up(now)
 
     def _execute(self, notices: list[Notice], emit: bool, now: float) -> None:
         clock = self.worker.clock
@@ -101,6 +111,8 @@ class SpoutTask(Task):
             self._raised = True
         if self.definition.blocking:
             self.position.refresh(now)
+            if self.lag.due:
+                self.lag.read()
         self.meters.cpu_seconds += clock.cpu() - cpu
         self.meters.busy_seconds += clock.now() - now
 
@@ -127,6 +139,8 @@ class SpoutTask(Task):
             return
         now = self.worker.clock.now()
         sent = self._send_groups(now)
+        if sent and self.blocked:
+            self._wait_for_credit(now)
         if self._raised or (emitted and not sent):
             self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)

@@ -60,6 +60,7 @@ class Task:
         self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
         self.component: Any = None
         self.blocked = 0  # number of full channels
+        self._held_since: float | None = None  # when it had work, but a full channel
         self.captured = False  # its input waits for a migration, which has saved it
         self.busy = False  # its own thread is in user code
         self.queued = False  # in the worker's ready list
@@ -203,12 +204,25 @@ class Task:
     def unblocked(self) -> None:
         self.blocked -= 1
         if not self.blocked:
+            self.count_blocked(self.worker.clock.now())
             self.worker.ready(self)
+
+    def held_up(self, now: float) -> None:
+        """It has work and must wait for a credit: measure until it gets one."""
+        if self._held_since is None:
+            self._held_since = now
+
+    def count_blocked(self, now: float, idle: bool = False) -> None:
+        """Count the time since it was held up. It waits on while a channel is full, unless it has nothing to do any more."""
+        if self._held_since is not None:
+            self.meters.blocked_seconds += now - self._held_since
+            self._held_since = now if self.blocked and not idle else None
 
     def rewire(self, channels: dict[int, Channel]) -> None:
         """Use the channels of a new plan."""
         self.channels = channels
         self.blocked = sum(channel.full for channel in channels.values())
+        self.count_blocked(self.worker.clock.now())
         self.size_chunks()
 
     def group_counts_of(self, route: ByFields) -> np.ndarray:

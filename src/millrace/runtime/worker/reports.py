@@ -30,9 +30,12 @@ class Reports:
                            if not task.started)
         topologies = [wire.TopologyReport(run.number, run.meters.take_buckets(), run.meters.flow(
             task.meters for task in run.everyone())) for run in worker.topologies.values()]
+        now = worker.clock.now()
         for run in worker.topologies.values():
             for task in list(run.tasks.values()):
-                tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation,
+                task.count_blocked(now)
+                lag = task.lag.reported() if isinstance(task, SpoutTask) else None
+                tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation, "lag": lag,
                               "queue_length": task.queue_length, "passed": task.waves.has_passed(), **task.meters.report(),
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()},
                               "key_groups": {component: counts.tolist()
@@ -41,6 +44,8 @@ class Reports:
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
                     positions.append((run.number, task.number, position))
+                if isinstance(task, SpoutTask):
+                    task.lag.ask()  # last, because the call may go on after the report: the task counts as busy then
             reached += [(run.number, run.graph.number(name), sent.reached) for name, sent in run.sent.items()]
             in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,

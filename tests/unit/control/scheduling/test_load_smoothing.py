@@ -89,11 +89,20 @@ def test_a_broken_count_of_a_key_group_is_nothing() -> None:
 def test_queues_and_latencies_are_the_newest(parameters: Ewma | TrimmedMean) -> None:
     estimator = parameters.fresh()
     estimator.add(load(queue_length=100, queue_floor=50, executed=10))
-    newest = Load(10.0, {A: TaskLoad(), B: TaskLoad(queue_length=1, process_latency_ms=Latency(3.0, 4.0))}, {}, (A,))
+    newest = Load(10.0, {A: TaskLoad(lag=7), B: TaskLoad(queue_length=1, process_latency_ms=Latency(3.0, 4.0))}, {}, (A,))
     estimate = estimator.add(newest)
+    assert (estimate.tasks[A].lag, estimate.tasks[B].lag) == (7, None)
     assert (estimate.tasks[B].queue_length, estimate.tasks[B].queue_floor) == (1, 0)
     assert estimate.tasks[B].process_latency_ms == Latency(3.0, 4.0)
     assert estimate.tasks[B].executed == 5 and estimate.settling == (A,)
+
+
+@pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])
+def test_what_sources_offered_and_time_without_credit_are_smoothed(parameters: Ewma | TrimmedMean) -> None:
+    estimator = parameters.fresh()
+    estimator.add(Load(10.0, {A: TaskLoad(offered=100, blocked_seconds=4.0)}))
+    task = estimator.add(Load(5.0, {A: TaskLoad(offered=100, blocked_seconds=0.0)})).tasks[A]
+    assert (task.offered, task.blocked_seconds) == (75, 1.0)
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])

@@ -41,11 +41,11 @@ class Watched:
 
     def report(self, task: TaskId, slot: int | None = None, incarnation: int = 1, queue: int = 0,
                traffic: dict[TaskId, int] | None = None, meters: Meters | None = None,
-               groups: dict[str, list[int]] | None = None, **counts: float) -> None:
+               groups: dict[str, list[int]] | None = None, lag: tuple[int, int] | None = None, **counts: float) -> None:
         filled: dict[str, Any] = {**dict.fromkeys(COUNTERS + SECONDS, 0), **counts}
         latencies = (meters or Meters()).report()
         self.observed.take(self.places[task] if slot is None else slot, self.now, {
-            "task": self.observed.graph.number(task), "incarnation": incarnation, "queue_length": queue, **filled,
+            "task": self.observed.graph.number(task), "incarnation": incarnation, "queue_length": queue, "lag": lag, **filled,
             **{name: latencies[name] for name in LATENCIES},
             "traffic": {self.observed.graph.number(target): count for target, count in (traffic or {}).items()},
             **({"key_groups": groups} if groups is not None else {})})
@@ -81,6 +81,49 @@ def test_windows_are_differences(watched: Watched) -> None:
     assert first.loads["t"].traffic == {(A, B0): 60, (A, B1): 40}
     assert second.loads["t"].traffic == {(A, B1): 30}, "a pair that said nothing to each other had no traffic"
     assert second.loads["t"].window_seconds == 1.0
+
+
+def test_a_source_offers_what_is_emitted_and_what_its_lag_grows_by(watched: Watched) -> None:
+    watched.report(A, emitted=100, lag=(40, 100))
+    first = watched.end_window().loads["t"].tasks[A]
+    assert (first.offered, first.lag) == (100, 40), "nothing is known about the lag before"
+    watched.report(A, emitted=150, lag=(70, 140))
+    assert watched.end_window().loads["t"].tasks[A].offered == 70, "by the tuples emitted when the lag was read"
+    watched.report(A, emitted=200, lag=(0, 200))
+    assert watched.end_window().loads["t"].tasks[A].offered == 0, "the lag fell by more than was emitted"
+    watched.report(A, incarnation=2, emitted=10, lag=(60, 10))
+    assert watched.end_window().loads["t"].tasks[A].offered == 70, "another incarnation counts from 0"
+    watched.report(A, incarnation=2, emitted=30)
+    silent = watched.end_window().loads["t"].tasks[A]
+    assert (silent.offered, silent.lag) == (20, None)
+    total = watched.observed.load(9.0).tasks[A]
+    assert (total.offered, total.lag) == (230, None), "what it emitted, while its lag is not known"
+    watched.report(A, incarnation=2, emitted=30, lag=(50, 30))
+    assert watched.observed.load(9.0).tasks[A].offered == 230 + 50 - 40
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=20))
+def test_what_was_offered_in_all_windows_is_what_came_to_the_source(steps: list[tuple[int, int]]) -> None:
+    """(tuples that come to the source, tuples that the spout would take) for each window."""
+    watched, lag, emitted, came = Watched(), 0, 0, []
+    watched.report(A, lag=(0, 0))
+    watched.end_window()
+    for arriving, taken in steps:
+        lag += arriving
+        emitted, lag = emitted + min(taken, lag), lag - min(taken, lag)
+        watched.report(A, emitted=emitted, lag=(lag, emitted))
+        measured = watched.end_window().loads["t"].tasks[A]
+        came.append(arriving)
+        assert (measured.offered, measured.lag) == (arriving, lag)
+    assert watched.observed.load(9.0).tasks[A].offered == sum(came)
+
+
+def test_bolts_are_offered_nothing_and_time_without_credit_is_of_the_window(watched: Watched) -> None:
+    watched.report(B0, emitted=50, executed=5, blocked_seconds=0.5)
+    watched.end_window()
+    watched.report(B0, emitted=90, executed=9, blocked_seconds=0.75)
+    measured = watched.end_window().loads["t"].tasks[B0]
+    assert (measured.offered, measured.lag, measured.blocked_seconds) == (0, None, 0.25)
 
 
 def test_tuples_per_key_group_are_summed_over_senders(watched: Watched) -> None:
@@ -144,6 +187,7 @@ def test_latencies_are_those_of_the_window(watched: Watched) -> None:
     watched.report(A, meters=fast)
     second = watched.end_window().loads["t"].tasks[A].execute_latency_ms
     assert first is not None and first.p50 == pytest.approx(1000.0, rel=0.02)
+    assert first.mean == pytest.approx(1000.0, rel=0.02)
     assert second is not None and second.p99 == pytest.approx(1.0, rel=0.02)
     assert watched.end_window().loads["t"].tasks[A].execute_latency_ms is None
     assert watched.observed.latency("a", "execute_latency").count == 100, "since the start, they are all there"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
 from millrace.control.assignment import WorkerAddress
 from millrace.control.feeding import FEED
@@ -12,12 +14,26 @@ from millrace.control.topology_state import TopologyState
 from millrace.control.waves import Waves
 from millrace.control.workers import LongCall, WorkerView
 from millrace.master.load.observed import TaskObserved, TopologyObserved
-from millrace.master.requests.status import topology_status, warnings_of, without_workers
+from millrace.master.requests.status import load_of, topology_status, warnings_of, without_workers
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
 
 GRAPH = TopologyGraph("t", (ComponentDef("lines", "spout", "m:C", 1, {}, (), (), False, "next_tuple"),
                             ComponentDef("out", "bolt", "m:C", 1, {}, (), (), False, "process")), {})
+
+
+def test_the_time_of_tasks_is_shared_into_busy_blocked_and_idle() -> None:
+    load = Load(10.0, {TaskId("lines", 0): TaskLoad(emitted=50, offered=70, lag=20, blocked_seconds=6.0, busy_seconds=3.0),
+                       TaskId("out", 0): TaskLoad(executed=50, busy_seconds=12.0)})
+    state: Any = SimpleNamespace(topologies={"t": TopologyState(1, GRAPH)}, topology=lambda name: None)
+    scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load},
+                                      elastic=SimpleNamespace(predictions={}))
+    shown = load_of(state, scheduling, "t")["topologies"]["t"]["components"]
+    assert {key: shown["lines"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
+        "offered_rate": 7.0, "lag": 20, "busy": 0.3, "blocked": 0.6, "idle": pytest.approx(0.1)}
+    assert {key: shown["out"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
+        "offered_rate": None, "lag": None, "busy": 1.2, "blocked": 0.0, "idle": 0.0}
 
 
 def test_addresses_are_not_shown_as_metrics() -> None:
