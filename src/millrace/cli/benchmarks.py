@@ -143,7 +143,7 @@ def bench_migration(strategies: Annotated[list[str] | None, typer.Option(metavar
 def bench_elastic(seconds: Annotated[float, typer.Option(help="Seconds watched after the step; the other parts are in "
                                                               "proportion to it.", min=5)] = 120,
                   t_max_ms: Annotated[float, typer.Option(metavar="MS", help="The latency that the elastic loop is to keep, on "
-                                                                             "average.", min=1)] = 200,
+                                                                             "average.", min=1)] = 300,
                   model: Annotated[str, typer.Option(metavar="NAME", help="Model of the elastic loop.")] = "erstream",
                   only: Annotated[list[str] | None, typer.Option(metavar="PART", help="step, sine, rescale or others; may be "
                                                                                        "repeated. Unset: all.")] = None,

@@ -62,7 +62,6 @@ class LoadSpout(GeneratorSpout):
         self._paced = True
         self._keys = keys_of(self, storm_conf)
         begin = setting(self, storm_conf, "begin", float, None)
-        self._fixed = begin is not None
         if begin is not None:
             self._pace_start = self.clock() - (self.wall_clock() - begin)
 
@@ -74,7 +73,7 @@ class LoadSpout(GeneratorSpout):
     def seek(self, position: int) -> None:
         began = self._pace_start
         super().seek(position)
-        self._pace_start = began if self._fixed else None
+        self._pace_start = began
 
     def activate(self) -> None:
         """Continue by the same timetable."""

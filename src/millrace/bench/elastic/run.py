@@ -32,7 +32,7 @@ from millrace.spark.engine import ResidentEngine, RunningTopology
 STEP, SINE, RESCALE, OTHERS = "step", "sine", "rescale", "others"
 ELASTIC_PARTS = (STEP, SINE, RESCALE, OTHERS)
 MASTER, SLOTS = "local-cluster[2,3,700]", 4
-MODEL, T_MAX_MS = "erstream", 200.0
+MODEL, T_MAX_MS = "erstream", 300.0
 BASE_RATE, PEAK_RATE = 60.0, 180.0
 SINE_RATE, SINE_PEAK = 100.0, 180.0
 SERVICE_SECONDS, COUNT_SECONDS = 0.05, 0.025
