@@ -110,6 +110,11 @@ def counted(par: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {tasks}" for name, tasks in par.items())
 
 
+def limits_shown(limits: Mapping[str, float]) -> str:
+    """Limits as a user writes them, as exact as they are: `c_max=6, t_max_ms=9.432`."""
+    return ", ".join(f"{name}={value:.3f}".rstrip("0").rstrip(".") for name, value in limits.items())
+
+
 def rounded_up(milliseconds: float) -> float:
     """To whole microseconds, and never below, so that the value shown can be reached."""
     return math.ceil(milliseconds * 1000 + 1e-6) / 1000

@@ -6,7 +6,8 @@ has the master scale the topology and calls `enacted` or `refused`.
 
 - Growth is urgent: it happens if the present tasks miss the goal in each of the last `settle_windows` windows. Its target has
   half of `hysteresis` to spare.
-- Fewer or other tasks are not: the goal must be met with `hysteresis` more load too, and that in `patience` windows in a row.
+- Fewer or other tasks are not: the goal must be met with `hysteresis` more load too, and by what is measured, in `patience`
+  windows in a row.
 - Nothing changes while tasks start or move, during the cool-down, or while the load changes much from window to window; except
   that tasks which cannot keep up in any of the windows grow also then.
 - A decision that did not help is not taken again under a similar load.
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any
 
-from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted
+from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted, limits_shown
 from millrace.elastic.models import ElasticModel, PastRates
 from millrace.elastic.network import Network
 from millrace.schedulers.parameters import check_parameters, parameter
@@ -169,6 +170,8 @@ class ElasticLoop:
             if isinstance(need, Infeasible):
                 return None
         wish = self._wish(network, need, limits)
+        if wish.direction == SHRINK and not wish.urgent and self._over(window.measured_ms):
+            wish = _Wish("", need, f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}")
         self._wanted.append(wish.direction)
         held_back = self._held_back(now, wish, network)
         self.standing = held_back or wish.reason
@@ -250,8 +253,7 @@ class ElasticLoop:
 
     def _infeasible(self, window: ElasticWindow, need: Infeasible) -> ElasticDecision | None:
         """A decision that nothing can be done; None if the last one says the same."""
-        nearest = ", ".join(f"{name}={value:g}" for name, value in need.nearest.items())
-        self.standing = need.reason + (f". Possible: {nearest}" if nearest else "")
+        self.standing = need.reason + (f". Possible: {limits_shown(need.nearest)}" if need.nearest else "")
         last = self.decisions[-1] if self.decisions else None
         if (last is not None and last.outcome == INFEASIBLE and dict(last.before) == window.network.present
                 and _similar(last.offered_rate, window.network.external_rate)):
@@ -297,12 +299,15 @@ class ElasticLoop:
 
     def _helped(self, decision: ElasticDecision, measured: float | None) -> bool:
         """False if more tasks did not lower the latency, or fewer miss the goal."""
-        t_max = self.choice.limits.t_max_ms
-        if measured is None or (t_max is not None and measured <= t_max):
-            return True
         if decision.direction == SHRINK:
-            return t_max is None
-        return decision.was_ms is None or measured <= (1 - HELPED) * decision.was_ms
+            return not self._over(measured)
+        met = self.choice.limits.t_max_ms is not None and not self._over(measured)
+        return met or measured is None or decision.was_ms is None or measured <= (1 - HELPED) * decision.was_ms
+
+    def _over(self, measured: float | None) -> bool:
+        """True if the measured latency is above the goal."""
+        t_max = self.choice.limits.t_max_ms
+        return t_max is not None and measured is not None and measured > t_max
 
     def _revoked(self, new: ElasticDecision) -> ElasticDecision | None:
         """A decision for fewer tasks that did not help: more are needed again before it could be judged, under no more load

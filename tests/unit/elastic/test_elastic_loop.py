@@ -143,6 +143,14 @@ def test_tasks_that_are_not_needed_end_patiently() -> None:
     assert topology.made[0].reason == "9 instances are more than needed: 7 instances are the fewest for 20 ms"
 
 
+def test_no_task_ends_while_the_measured_latency_misses_the_goal() -> None:
+    topology = Topology(loop(patience=3), 8, measured=35.0)
+    assert topology.run([450] * 20) == [8] * 20
+    assert topology.loop.standing.startswith("35.0 ms were measured, above the goal, though 9 instances are more than needed")
+    topology.measured = 12.0
+    assert topology.run([450] * 3) == [8, 8, 6]
+
+
 def test_half_of_the_tasks_end_at_once_at_most() -> None:
     topology = Topology(loop(patience=2, cool_down=0), 16)
     numbers = topology.run([50] * 30)

@@ -107,5 +107,6 @@ def test_bounds_of_components(made: ComponentDef, expected: tuple[int, int]) -> 
 
 def test_traffic_of_ackers_does_not_count() -> None:
     acker = TaskId("__acker", 0)
-    with_acker = replace(LOAD, tasks={**LOAD.tasks, acker: TaskLoad(executed=10)}, traffic={**LOAD.traffic, (SPLIT0, acker): 5.0})
+    with_acker = replace(LOAD, tasks={**LOAD.tasks, acker: TaskLoad(executed=10)},
+                         traffic={**LOAD.traffic, (SPLIT0, acker): 5.0})
     assert measured(GRAPH, with_acker, with_acker).network == measured(GRAPH, LOAD, LOAD).network

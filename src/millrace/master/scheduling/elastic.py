@@ -21,7 +21,7 @@ from millrace.control.events import Event, Rescaled, Say
 from millrace.control.moves import ELASTIC, PERSON, Cause
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING
-from millrace.elastic.allocation import Infeasible, Limits, counted
+from millrace.elastic.allocation import Infeasible, Limits, counted, limits_shown
 from millrace.elastic.comparison import compared_latency
 from millrace.elastic.correction import Corrections
 from millrace.elastic.elastic_loop import (
@@ -177,7 +177,7 @@ class Elasticity:
                                self._numbers)
             loop.remember(decision for decision in self._past if decision.topology == state.graph.name)
             self._loops[state.graph.name] = loop
-            shown = ", ".join(f"{key}={value:g}" for key, value in _given(limits).items())
+            shown = limits_shown(_given(limits))
             self._port.say(Say(f"scaled by {name}{f' ({shown})' if shown else ''} from now on"
                                f"{', as a dry run' if policy.dry_run else ''}", state.graph.name, cause=PERSON))
             future.set_result(self.settings(state.graph.name))
@@ -208,7 +208,7 @@ class Elasticity:
         network = self._corrections.setdefault(name, Corrections()).applied(found.network)
         result = choice.model.allocate(choice.model.load(network, PastRates()), limits)
         if isinstance(result, Infeasible):
-            nearest = " or ".join(f"{key}={value:g}" for key, value in result.nearest.items())
+            nearest = limits_shown(result.nearest)
             raise BadParameter(f"{name!r} cannot be scaled by {choice.name} under its present load: {result.reason}. Nothing "
                                f"has changed{f'; possible: {nearest}' if nearest else ''}")
 
