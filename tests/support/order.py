@@ -13,7 +13,8 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 LONGEST = (
     "spark/test_encryption_between_hosts.py", "spark/test_reader_process.py", "spark/test_spark_types.py",
-    "spark/test_lost_offsets.py", "spark/test_spread_workers.py", "conformance/test_engines.py", "spark/test_cli.py",
+    "spark/test_lost_offsets.py", "spark/test_measured_elastic.py", "spark/test_spread_workers.py",
+    "conformance/test_engines.py", "spark/test_cli.py",
     "process/test_scheduling.py", "spark/test_microbatch.py", "spark/test_measured_migration.py",
     "spark/test_batched_dataframes.py",
     "property/test_scheduler_rules.py", "spark/test_samples.py", "conformance/test_two_phase_sinks.py",
