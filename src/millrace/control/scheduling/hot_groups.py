@@ -65,7 +65,7 @@ def hot_groups(graph: TopologyGraph, load: Load, plan: Plan, least: float = HOT)
 
 
 def pressure(graph: TopologyGraph, load: Load, component: str) -> float:
-    """What the sources of a component offer, over what they emitted; 1 if they emitted all of it, or their lag is not known."""
+    """The tuples that the sources of a component offer over those that they emitted; 1 if that is all, or not known."""
     sources, above = {component}, [component]
     while above:
         for read in graph.component(above.pop()).inputs:
