@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import importlib
+import inspect
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
@@ -72,7 +73,7 @@ class ComponentDef:
     state that a wave must snapshot. `commits`: it is a sink that takes part in the two-phase commit. `own_state`: its class
     defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds.
     `takes_over`: a task of it can continue with the rows that another incarnation has staged. `keyed_state`: it keeps state by
-    key."""
+    key. `merges`: senders may merge tuples of a key with its class's `merge`."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -90,6 +91,7 @@ class ComponentDef:
     takes_over: bool = True
     dataframe: bool = False
     keyed_state: bool = False
+    merges: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -329,7 +331,18 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
         dataframe=spec.dataframe is not None,
         keyed_state=_keeps_state_by_key(spec, component_cls),
+        merges=_declares_merge(spec, component_cls),
     )
+
+
+def _declares_merge(spec: ComponentSpec, component_cls: type[Component]) -> bool:
+    declared = inspect.getattr_static(component_cls, "merge", None)
+    if declared is None or issubclass(component_cls, Spout):
+        return False
+    if not isinstance(declared, staticmethod | classmethod):
+        raise TopologyError(f"component {spec.label} defines merge, which tasks that send to it call without an instance: put "
+                            "@staticmethod before `def merge(one, other)`, or give it another name")
+    return True
 
 
 def _is_stateful(spec: ComponentSpec, component_cls: type[Component]) -> bool:

@@ -41,6 +41,10 @@ class HeavyKeys:
             self._total //= 2
             self._counts = {key: (group, count // 2) for key, (group, count) in counts.items() if count > 1}
 
+    def above(self, share: float) -> list[Any]:
+        """The keys with at least this share of the tuples."""
+        return [key for key, (_, count) in self._counts.items() if count >= share * self._total]
+
     def shares(self) -> list[tuple[str, int, float]]:
         """(key as text, key group, share of the tuples) of the few most frequent keys, those that are rare left out."""
         frequent = sorted(self._counts.items(), key=lambda item: -item[1][1])[:SHOWN]

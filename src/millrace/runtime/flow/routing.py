@@ -111,7 +111,7 @@ class Custom(Route):
         return self.split(rows_of_batch(batch))
 
 
-class _Memory(dict[Any, int]):
+class KeyMemory(dict[Any, int]):
     """Maps a key to the index of its task, so that a key is hashed once and a tuple costs one dict look-up."""
 
     def __init__(self, find: Callable[[Any], int]) -> None:
@@ -130,20 +130,24 @@ class ByFields(Route):
     def __init__(self, channels: Sequence[Outlet], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
         self.positions, self.owners = tuple(positions), tuple(owners)
-        self._memory = _Memory(self._task_of)
+        self._memory = KeyMemory(self._task_of)
 
     def _task_of(self, key: Any) -> int:
         return self.owners[stable_hash(key) % len(self.owners)]
 
     def split(self, rows: Rows) -> Parts:
-        memory = self._memory
-        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
         try:
-            for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
-                buckets[task].append(row)
+            buckets = self._buckets(rows)
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
             buckets = self._split_unhashable(rows)
         return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def _buckets(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
+        """The rows for each channel."""
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        for row, task in zip(rows, map(self._memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
+            buckets[task].append(row)
+        return buckets
 
     def _split_unhashable(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
@@ -205,9 +209,13 @@ class BySampledFields(ByFields):
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
             by_text = {repr(key): key for key in keys}
             counted = [(text, stable_hash(by_text[text]) % groups, count) for text, count in Counter(map(repr, keys)).items()]
+        self._heavy.add(counted)
+        self._note(counted)
+
+    def _note(self, counted: Sequence[tuple[Any, int, int]]) -> None:
+        """Count the tuples that are sent: (key, key group, tuples) for each key of the chunk."""
         for _, group, count in counted:
             self._counts[group] += SAMPLED * count
-        self._heavy.add(counted)
 
 
 class ByGroups(ByFields):

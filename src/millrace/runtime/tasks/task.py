@@ -232,6 +232,10 @@ class Task:
         """The counts of tuples sent to each key group of the component that the route leads to."""
         return self.group_counts.setdefault(self.component_of(route), np.zeros(len(route.owners), np.int64))
 
+    def count_merged(self, saved: int) -> None:
+        """Count tuples that were merged into others before they were sent, as a metric of the task."""
+        self.meters.custom["merged"] = self.meters.custom.get("merged", 0) + saved
+
     def component_of(self, route: ByFields) -> str:
         """The component that the route leads to."""
         return self.topology.graph.task(route.channels[0].target).component
