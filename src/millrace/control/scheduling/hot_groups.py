@@ -15,7 +15,7 @@ from millrace.model.plan import Plan
 
 HOT = 0.8  # of a task's time in user code: the rest goes to routing, encoding and sending
 COOL = 0.6  # a group that was hot is not any more below this share
-LEAST_TUPLES = 1000  # of a component in the window: fewer are too few to judge
+LEAST_TUPLES = 3000  # of a component in the window: fewer are too few to judge by a sample
 MOST_OF = 0.5  # the share of a group's tuples from which on a single key is the reason
 
 GroupName = tuple[str, str, int]  # topology, component, key group

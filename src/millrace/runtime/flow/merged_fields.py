@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.api.grouping import stable_hash
 from millrace.errors import EmitError
 from millrace.model.graph import resolve
 from millrace.runtime.flow.heavy_keys import HeavyKeys
@@ -54,26 +55,30 @@ class Merge:
 
 
 class ByMergedFields(BySampledFields):
-    """Also merges the tuples of the keys that are hot by the chunks that it counts. They have buckets of their own, so a tuple
-    of another key costs nothing more. What they become comes after the other tuples of the chunk."""
+    """Also merges the tuples of the keys that are hot by the sample. They have buckets of their own, so a tuple of another key
+    costs nothing more. What they become comes after the other tuples of the chunk."""
 
     def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys, merge: Merge) -> None:
         super().__init__(route, counts, heavy)
         self._merge, self._hot = merge, dict[Any, int]()  # by key: its bucket, after those of the channels
         self._memory = KeyMemory(self._bucket_of)
+        self._choose()
+
+    def _choose(self) -> None:
+        """Choose the hot keys."""
+        for key in self._hot:
+            self._memory.pop(key, None)
+        self._hot = {key: len(self.channels) + number for number, key in enumerate(self._heavy.above(MERGED_SHARE))}
+        self._memory.update(self._hot)
 
     def _bucket_of(self, key: Any) -> int:
         bucket = self._hot.get(key)
         return self._task_of(key) if bucket is None else bucket
 
     def _note(self, counted: Sequence[tuple[Any, int, int]]) -> None:
-        """Choose the hot keys anew; each of them is sent as one tuple."""
-        for key in self._hot:
-            self._memory.pop(key, None)
-        hot = self._heavy.above(MERGED_SHARE)
-        self._hot = {key: len(self.channels) + number for number, key in enumerate(hot)}
-        self._memory.update(self._hot)
-        super()._note([(key, group, 1 if key in self._hot else count) for key, group, count in counted])
+        """Tuples of hot keys are counted when they are merged."""
+        self._choose()
+        super()._note([(key, group, count) for key, group, count in counted if key not in self._hot])
 
     def _buckets(self, rows: Rows) -> list[list[KeyedRow]]:
         key, tasks = itemgetter(*self.positions), len(self.channels)
@@ -82,5 +87,7 @@ class ByMergedFields(BySampledFields):
             buckets[bucket].append(row)
         for hot, bucket in self._hot.items():
             if buckets[bucket]:
-                buckets[self._task_of(hot)] += self._merge(buckets[bucket], key)
+                merged = self._merge(buckets[bucket], key)
+                buckets[self._task_of(hot)] += merged
+                self._counts[stable_hash(hot) % len(self.owners)] += len(merged)
         return buckets[:tasks]

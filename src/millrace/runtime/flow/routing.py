@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
-SAMPLED = 64  # chunks of which one is counted by key group
+SAMPLED = 61  # tuples of which one is counted by key group; a prime, so that few streams repeat themselves in step with it
+SAMPLE_KEYS = 512  # keys that are counted together
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
 Rows = Sequence[tuple[Any, ...]]
@@ -179,31 +180,38 @@ class ByFields(Route):
 
 
 class BySampledFields(ByFields):
-    """Also counts the tuples of each key group, in one chunk of many: hashing every key would cost too much. The same chunks
-    tell the most frequent keys."""
+    """Also counts the tuples of each key group by a sample: hashing every key would cost too much. The same sample tells the
+    most frequent keys."""
 
     def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys) -> None:
         super().__init__(route.channels, route.positions, route.owners)
-        self._counts, self._heavy, self._left = counts, heavy, 1
+        self._counts, self._heavy, self._key = counts, heavy, itemgetter(*route.positions)
+        self._next = 0  # tuples until the next one of the sample
+        self._sample: list[Any] = []  # keys that are not counted yet
 
     def split(self, rows: Rows) -> Parts:
-        self._left -= 1
-        if not self._left:
-            self._count(map(itemgetter(*self.positions), rows))
+        if self._next < len(rows):
+            self._take(list(map(self._key, rows[self._next::SAMPLED])))
+        self._next -= len(rows)
         return super().split(rows)
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
-        self._left -= 1
-        if not self._left:
-            columns = [values_of(batch.column(position)) for position in self.positions]
-            self._count(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+        if self._next < batch.num_rows:
+            places = pa.array(range(self._next, batch.num_rows, SAMPLED))
+            columns = [values_of(batch.column(position).take(places)) for position in self.positions]
+            self._take(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
+        self._next -= batch.num_rows
         return super().split_batch(batch)
 
-    def _count(self, keys: Iterable[Any]) -> None:
-        """Let the tuples of this chunk stand for those of the chunks that are not counted."""
-        self._left = SAMPLED
-        keys = list(keys)
-        groups = len(self.owners)
+    def _take(self, keys: list[Any]) -> None:
+        self._next += SAMPLED * len(keys)
+        self._sample += keys
+        if len(self._sample) >= SAMPLE_KEYS:
+            self.count()
+
+    def count(self) -> None:
+        """Count the sample: each of its tuples stands for those up to the next."""
+        keys, self._sample, groups = self._sample, [], len(self.owners)
         try:
             counted = [(key, stable_hash(key) % groups, count) for key, count in Counter(keys).items()]
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
@@ -213,7 +221,7 @@ class BySampledFields(ByFields):
         self._note(counted)
 
     def _note(self, counted: Sequence[tuple[Any, int, int]]) -> None:
-        """Count the tuples that are sent: (key, key group, tuples) for each key of the chunk."""
+        """Count the tuples that are sent: (key, key group, tuples of the sample) for each key."""
         for _, group, count in counted:
             self._counts[group] += SAMPLED * count
 

@@ -80,6 +80,7 @@ class LinkWiring(Wiring):
         self._links = links
 
     def wire(self, task: Task) -> None:
+        task.count_groups()  # the routes of the last plan end
         super().wire(task)
         for output in task.outbox.outputs:
             output.routes = [sampled(task, output, route) if isinstance(route, ByFields) else route for route in output.routes]
