@@ -186,7 +186,7 @@ class BySampledFields(ByFields):
     def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys) -> None:
         super().__init__(route.channels, route.positions, route.owners)
         self._counts, self._heavy, self._key = counts, heavy, itemgetter(*route.positions)
-        self._next = 0  # tuples until the next one of the sample
+        self._next = SAMPLED // 2  # tuples before the next one of the sample; from 0, each new plan would add to the counts
         self._sample: list[Any] = []  # keys that are not counted yet
 
     def split(self, rows: Rows) -> Parts:
