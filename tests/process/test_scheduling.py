@@ -18,6 +18,7 @@ from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
 from millrace.workloads.audit import AuditResult, audit, true_counts
+from support.load.hot_stream import HotPage
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import (
     SECONDS,
@@ -311,6 +312,22 @@ def test_skewed_key_groups_are_balanced_while_it_runs(cluster: ForkedCluster, tm
     stream.advance(100)
     assert stream.state.losses == 0
     assert_all_exact(stream.finish_both())
+
+
+def test_a_key_that_fills_a_task_is_reported_once() -> None:
+    with ForkedCluster(2, settings={"load.period.secs": 1.0, "history.url": "none"}) as cluster:
+        master = cluster.master
+        cluster.submit(HotPage, name="hot", config={"topology.guarantee": "at-most-once"})
+        assert master.wait_until(lambda: bool(master.scheduling.hot_groups.warnings()), SECONDS), master.status()
+        first = master.scheduling.sample
+        assert master.wait_until(lambda: master.scheduling.sample is not first, SECONDS)
+        status = master.status()
+        (warning,) = status["warnings"]
+        assert warning.startswith("hot: key group ") and "The key 'home' has about " in warning
+        events = [event for event in status["events"] if "tasks cannot share a key group" in event["text"]]
+        assert [event["level"] for event in events] == ["warning"]
+        load = ask(master.name, "load", topology="hot")["topologies"]["hot"]
+        assert load["components"]["clicks"]["blocked"] > load["components"]["visits"]["blocked"] == 0.0
 
 
 def test_a_scheduler_that_moves_everything_each_time_is_not_followed(cluster: ForkedCluster, stream: AuditedStream) -> None:

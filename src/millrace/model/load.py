@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,14 @@ class Latency:
     mean: float | None = None
 
 
+class HeavyKey(NamedTuple):
+    """A frequent key of a component's input, as text, with its key group and about how many tuples of the window had it."""
+
+    key: str
+    group: int
+    tuples: float
+
+
 @dataclass(frozen=True, slots=True)
 class TaskLoad:
     """The load of one task in the window. A latency of None means that nothing was measured, unlike 0; a lag of None, that
@@ -87,19 +95,22 @@ class TaskLoad:
 class Load:
     """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
     or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component
-    with several tasks, regardless of its owner; estimates on resident workers, which count some chunks."""
+    with several tasks, regardless of its owner; estimates on resident workers, which count a sample. `heavy_keys`: its most
+    frequent keys, the most frequent first, by the same sample."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
     traffic: Mapping[tuple[TaskId, TaskId], float] = field(default_factory=FrozenMap)
     settling: tuple[TaskId, ...] = ()
     key_groups: Mapping[str, tuple[float, ...]] = field(default_factory=FrozenMap)
+    heavy_keys: Mapping[str, tuple[HeavyKey, ...]] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", FrozenMap(self.tasks))
         object.__setattr__(self, "traffic", FrozenMap(self.traffic))
         object.__setattr__(self, "settling", tuple(self.settling))
         object.__setattr__(self, "key_groups", FrozenMap({name: tuple(counts) for name, counts in self.key_groups.items()}))
+        object.__setattr__(self, "heavy_keys", FrozenMap({name: tuple(keys) for name, keys in self.heavy_keys.items()}))
 
     def capacity(self, task: TaskId) -> float:
         """Share of the window that the task spent in user code; 0 if it was not measured."""
@@ -130,6 +141,7 @@ class Load:
             "traffic": [[str(source), str(target), tuples] for (source, target), tuples in self.traffic.items()],
             "settling": [str(task) for task in self.settling],
             "key_groups": {name: list(counts) for name, counts in self.key_groups.items()},
+            "heavy_keys": {name: [list(key) for key in keys] for name, keys in self.heavy_keys.items()},
         }
 
     @classmethod
@@ -141,4 +153,6 @@ class Load:
             traffic={(TaskId.parse(source), TaskId.parse(target)): tuples for source, target, tuples in data["traffic"]},
             settling=tuple(TaskId.parse(task) for task in data.get("settling", ())),
             key_groups={name: tuple(map(float, counts)) for name, counts in data.get("key_groups", {}).items()},
+            heavy_keys={name: tuple(HeavyKey(str(key), int(group), float(tuples)) for key, group, tuples in keys)
+                        for name, keys in data.get("heavy_keys", {}).items()},
         )

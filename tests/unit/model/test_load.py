@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from millrace.model.graph import TaskId
-from millrace.model.load import Latency, Load, Metric, TaskLoad
+from millrace.model.load import HeavyKey, Latency, Load, Metric, TaskLoad
 
 A, B = TaskId("a", 0), TaskId("b", 1)
 LOAD = Load(10.0, {A: TaskLoad(emitted=5, offered=8, lag=3, complete_latency_ms=Latency(1.5, 9.0, 2.25)),
-                   B: TaskLoad(executed=5, busy_seconds=2.5, blocked_seconds=0.5)}, {(A, B): 5}, key_groups={"b": (3.0, 2.0)})
+                   B: TaskLoad(executed=5, busy_seconds=2.5, blocked_seconds=0.5)}, {(A, B): 5}, key_groups={"b": (3.0, 2.0)},
+            heavy_keys={"b": (HeavyKey("'the'", 0, 2.5),)})
 
 
 def test_a_load_survives_the_wire_pickle_and_json() -> None:

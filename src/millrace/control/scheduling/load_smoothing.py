@@ -6,7 +6,7 @@ estimate.
 
 All estimators that smooth follow three rules:
 
-- Queue lengths, lags, latencies and `settling` are those of the newest sample: they describe the present.
+- Queue lengths, lags, latencies, frequent keys and `settling` are those of the newest sample: they describe the present.
 - A task that is `settling` was started or moved within the window, so its sample covers only part of it. A task's rates, MHz
   and MB do not depend on its slot: the estimate from before the move still holds and is kept until a full window has been
   seen. A partial sample is used only while there is nothing better, and the first full window replaces it. The same holds
@@ -270,6 +270,7 @@ def _load(sample: Load, tasks: Mapping[TaskId, LoadRow], pairs: Mapping[TaskPair
         traffic={pair: rate * seconds for pair, rate in pairs.items() if rate > 0},
         settling=sample.settling,
         key_groups={name: tuple(rate * seconds for rate in rates) for name, rates in groups.items()},
+        heavy_keys=sample.heavy_keys,
     )
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from millrace.master.load.observed import TaskObserved, TopologyObserved, percentiles, summed
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ComponentDef, TaskId
-from millrace.model.load import Load, TaskLoad
+from millrace.model.load import HeavyKey, Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.runtime.meters import LATENCIES, SECONDS, LatencyHistogram
@@ -79,17 +79,20 @@ class LoadMonitor:
         work: dict[str, dict[TaskId, _Work]] = {}
         traffic: dict[str, dict[tuple[TaskId, TaskId], float]] = {}
         groups: dict[str, dict[str, tuple[float, ...]]] = {}
+        heavy: dict[str, dict[str, tuple[HeavyKey, ...]]] = {}
         for name, topology in observed.items():
             placed = plans[name].placement if name in plans else {}
             seen = {task: task_seen for task, task_seen in topology.tasks.items() if task in placed}
             traffic[name] = self._traffic(name, topology, seen)
-            groups[name] = summed(self._groups(name, task, task_seen) for task, task_seen in seen.items())
+            sent = {task: self._groups(name, task, task_seen) for task, task_seen in seen.items()}
+            groups[name] = summed(sent.values())
+            heavy[name] = _heavy_keys(seen, sent)
             work[name] = {task: self._work(name, task, task_seen, placed[task], topology.graph.component(task.component))
                           for task, task_seen in seen.items()}
         used = self._used(workers, seconds)
         totals = _totals(work)
-        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name])
-                 for name, tasks in work.items()}
+        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name],
+                               heavy_keys=heavy[name]) for name, tasks in work.items()}
         return WindowSample(at, seconds, loads, plans, *self._machines(totals, used, seconds, cluster))
 
     def _traffic(self, name: str, topology: TopologyObserved,
@@ -187,6 +190,19 @@ def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _WorkerTota
             total.tuples += of_task.counts["executed"] + of_task.counts["emitted"]
             total.queue_length += of_task.queue_length
     return totals
+
+
+def _heavy_keys(seen: Mapping[TaskId, TaskObserved],
+                sent: Mapping[TaskId, Mapping[str, Sequence[float]]]) -> dict[str, tuple[HeavyKey, ...]]:
+    """The frequent keys of each component. A sender knows their shares of what it sends."""
+    tuples: defaultdict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+    for task, observed in seen.items():
+        for component, keys in observed.heavy_keys.items():
+            total = sum(sent[task].get(component, ()))
+            for key, group, share in keys:
+                tuples[component][key, group] += share * total  # type: ignore[assignment]  # a Counter may count fractions
+    return {component: tuple(HeavyKey(key, group, count) for (key, group), count in counts.most_common() if count > 0)
+            for component, counts in tuples.items()}
 
 
 def _part(value: float, total: float) -> float:

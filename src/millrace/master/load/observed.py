@@ -35,6 +35,7 @@ class TaskObserved:
     traffic: dict[int, int] = field(default_factory=dict)
     traffic_before: dict[int, int] = field(default_factory=dict)
     groups: dict[str, list[int]] = field(default_factory=dict)  # tuples sent to each key group, by component
+    heavy_keys: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)  # (key, key group, share), by component
     groups_before: dict[str, list[int]] = field(default_factory=dict)
     latencies: dict[str, LatencyHistogram] = field(default_factory=_histograms)
     recent: dict[str, LatencyHistogram] = field(default_factory=_histograms)  # of the window that has not ended yet
@@ -57,6 +58,7 @@ class TaskObserved:
             self.lag = None
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
         self.groups = report.get("key_groups", {})
+        self.heavy_keys = report.get("heavy_keys", {})
         for name in LATENCIES:
             self.recent[name].merge(report[name])
         self.custom.update(report.get("custom", {}))
@@ -66,7 +68,7 @@ class TaskObserved:
 
     def offered(self) -> float | None:
         """Tuples that were emitted, and growth of the lag since it was first known; None if it is not known now."""
-        return None if self.lag is None or self.first_lag is None else max(self.lag_at + self.lag - self.first_lag, 0)
+        return None if self.lag is None or self.first_lag is None else self.lag_at + self.lag - self.first_lag
 
     def end_window(self) -> dict[str, LatencyHistogram]:
         """The latencies of the window that ends now; they count in `latencies` from here on."""
@@ -161,10 +163,10 @@ def summed(counts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, tuple[f
 def _task_load(observed: TaskObserved, spout: bool) -> TaskLoad:
     counts = {name: int(observed.total(name)) for name in ("emitted", "transferred", "executed", "acked", "failed")}
     latencies = {f"{name}_ms": percentiles(observed.latency(name)) for name in LATENCIES}
-    offered = observed.offered()
+    offered = observed.offered() if spout else 0.0
     seconds = {name: observed.total(name) for name in SECONDS}
     return TaskLoad(**counts, **latencies, **seconds, queue_length=observed.queue_length,  # type: ignore[arg-type]
-                    lag=observed.lag, offered=0 if not spout else counts["emitted"] if offered is None else int(offered))
+                    lag=observed.lag, offered=counts["emitted"] if offered is None else max(int(offered), 0))
 
 
 def percentiles(histogram: LatencyHistogram) -> Latency | None:

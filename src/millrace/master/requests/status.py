@@ -114,7 +114,8 @@ def warnings_of(master: Overview) -> list[str]:
     calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
     waiting = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
                for name, topology in master.state.topologies.items() if topology.spouts_wait]
-    return [*filter(None, [master.store_alarm, master.capacity.warning]), *waiting, *calls]
+    return [*filter(None, [master.store_alarm, master.capacity.warning]), *waiting, *master.scheduling.hot_groups.warnings(),
+            *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:

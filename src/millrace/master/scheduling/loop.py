@@ -21,6 +21,7 @@ from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD, MIGRATION_S
 from millrace.control.events import Event, Replanned, Say
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
+from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.control.scheduling.load_smoothing import Estimator, EstimatorParameters, make_estimator
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.strategies import catalogue
@@ -106,6 +107,7 @@ class SchedulingLoop:
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
         self.elastic = Elasticity(port, self._record_elastic)
+        self.hot_groups = HotGroups()
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
             self._open_history()  # named by the user: if it cannot be reached, the master must not start
@@ -139,6 +141,8 @@ class SchedulingLoop:
         self.sample = predicted = self.elastic.predict(sample, self.load)
         self._record(lambda history: history.record_window(predicted))
         self.elastic.end_window(now, predicted)
+        for warning in self.hot_groups.observe({name: state.topologies[name].graph for name in plans}, self.load, plans):
+            self._port.say(warning)
         if self.generator.choice.name == OFF:
             return
         situation = self.situation()

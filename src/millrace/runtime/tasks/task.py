@@ -13,6 +13,7 @@ own thread. *Settle* routes and sends the output and settles acks, always on the
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from millrace.config import MAX_FAILS
 from millrace.errors import EncodingError
 from millrace.model.graph import ComponentDef, TaskId
 from millrace.runtime.flow.channel import Channel
+from millrace.runtime.flow.heavy_keys import HeavyKeys
+from millrace.runtime.flow.routing import ByFields, BySampledFields
 from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.checkpointing.snapshots import Snapshots
 from millrace.runtime.tasks.checkpointing.waves import TaskWaves
@@ -36,7 +39,6 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.overtaken import Overtaken
-    from millrace.runtime.flow.routing import ByFields
     from millrace.runtime.tasks.handover.arrival import Arrival
     from millrace.runtime.tasks.handover.departure import Departure
     from millrace.runtime.tasks.handover.retirement import Retirement
@@ -58,6 +60,7 @@ class Task:
         self.meters = Meters()
         self.channels: dict[int, Channel] = {}
         self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
+        self.heavy_keys: defaultdict[str, HeavyKeys] = defaultdict(HeavyKeys)  # of tuples sent to a component
         self.component: Any = None
         self.blocked = 0  # number of full channels
         self._held_since: float | None = None  # when it had work, but a full channel
@@ -227,8 +230,22 @@ class Task:
 
     def group_counts_of(self, route: ByFields) -> np.ndarray:
         """The counts of tuples sent to each key group of the component that the route leads to."""
-        component = self.topology.graph.task(route.channels[0].target).component
-        return self.group_counts.setdefault(component, np.zeros(len(route.owners), np.int64))
+        return self.group_counts.setdefault(self.component_of(route), np.zeros(len(route.owners), np.int64))
+
+    def count_groups(self) -> None:
+        """Bring the counts of key groups up to date."""
+        for output in self.outbox.outputs:
+            for route in output.routes:
+                if isinstance(route, BySampledFields):
+                    route.count()
+
+    def count_merged(self, saved: int) -> None:
+        """Count tuples that were merged into others before they were sent, as a metric of the task."""
+        self.meters.custom["merged"] = self.meters.custom.get("merged", 0) + saved
+
+    def component_of(self, route: ByFields) -> str:
+        """The component that the route leads to."""
+        return self.topology.graph.task(route.channels[0].target).component
 
     def size_chunks(self) -> None:
         """Send chunks as large as the slowest receiver wants them, up to the configured size."""

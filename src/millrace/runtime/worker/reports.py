@@ -34,12 +34,14 @@ class Reports:
         for run in worker.topologies.values():
             for task in list(run.tasks.values()):
                 task.count_blocked(now)
+                task.count_groups()
                 lag = task.lag.reported() if isinstance(task, SpoutTask) else None
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation, "lag": lag,
                               "queue_length": task.queue_length, "passed": task.waves.has_passed(), **task.meters.report(),
                               "traffic": {number: channel.tuples for number, channel in task.channels.items()},
                               "key_groups": {component: counts.tolist()
-                                             for component, counts in task.group_counts.items()}})
+                                             for component, counts in task.group_counts.items()},
+                              "heavy_keys": {component: keys.shares() for component, keys in task.heavy_keys.items()}})
                 self._check_state(task)
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
                 if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:

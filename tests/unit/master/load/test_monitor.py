@@ -41,14 +41,15 @@ class Watched:
 
     def report(self, task: TaskId, slot: int | None = None, incarnation: int = 1, queue: int = 0,
                traffic: dict[TaskId, int] | None = None, meters: Meters | None = None,
-               groups: dict[str, list[int]] | None = None, lag: tuple[int, int] | None = None, **counts: float) -> None:
+               groups: dict[str, list[int]] | None = None, lag: tuple[int, int] | None = None,
+               keys: dict[str, list[tuple[str, int, float]]] | None = None, **counts: float) -> None:
         filled: dict[str, Any] = {**dict.fromkeys(COUNTERS + SECONDS, 0), **counts}
         latencies = (meters or Meters()).report()
         self.observed.take(self.places[task] if slot is None else slot, self.now, {
             "task": self.observed.graph.number(task), "incarnation": incarnation, "queue_length": queue, "lag": lag, **filled,
             **{name: latencies[name] for name in LATENCIES},
             "traffic": {self.observed.graph.number(target): count for target, count in (traffic or {}).items()},
-            **({"key_groups": groups} if groups is not None else {})})
+            **({"key_groups": groups} if groups is not None else {}), **({"heavy_keys": keys} if keys is not None else {})})
 
     def used(self, slot: int, cpu: float, generation: int | None = None, memory: float = 100.0) -> None:
         self.workers[slot] = WorkerMeters(slot if generation is None else generation, cpu, memory)
@@ -136,6 +137,14 @@ def test_tuples_per_key_group_are_summed_over_senders(watched: Watched) -> None:
     watched.report(A, incarnation=2, groups={"b": [0, 4, 0]})
     assert watched.end_window().loads["t"].key_groups["b"] == (0, 4, 0), "another incarnation counts from 0"
     assert watched.observed.load(9.0).key_groups == {"b": (9, 5, 4), "c": (9,)}
+
+
+def test_frequent_keys_are_weighted_by_what_their_senders_send(watched: Watched) -> None:
+    watched.report(A, groups={"b": [100, 0]}, keys={"b": [("'x'", 0, 0.5)]})
+    watched.report(B0, groups={"b": [10, 10]}, keys={"b": [("'y'", 1, 0.5), ("'x'", 0, 0.25)]})
+    watched.report(B1, groups={"b": [0, 0]}, keys={"b": [("'z'", 1, 1.0)]})
+    assert watched.end_window().loads["t"].heavy_keys == {"b": (("'x'", 0, 55.0), ("'y'", 1, 10.0))}
+    assert watched.end_window().loads["t"].heavy_keys == {"b": ()}, "nothing was sent in the window"
 
 
 def test_where_nobody_counts_key_groups_there_are_none(watched: Watched) -> None:

@@ -10,6 +10,7 @@ import pytest
 from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
 from millrace.control.assignment import WorkerAddress
 from millrace.control.feeding import FEED
+from millrace.control.scheduling.hot_groups import HotGroup, HotGroups
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import Waves
 from millrace.control.workers import LongCall, WorkerView
@@ -50,12 +51,17 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
     worker = WorkerView(WorkerAddress(0, 1, "host", "boot", "", ""), "", Node("host", 1, 1000.0, 1024))
     worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
+    hot = HotGroups({("t", "out", 7): HotGroup("t", TaskId("out", 0), 7, 0.9, "'the'", 0.75)})
     master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write",
-                                  capacity=SimpleNamespace(warning="no worker could be added: no core is free"))
+                                  capacity=SimpleNamespace(warning="no worker could be added: no core is free"),
+                                  scheduling=SimpleNamespace(hot_groups=hot))
     assert warnings_of(master) == [
         "the checkpoint store /x has not answered for 70 s: write",
         "no worker could be added: no core is free",
         "t: its spouts wait, because 2 waves in a row have failed: no space left",
+        "t: key group 7 of out, in out[0], needs about 90% of a task's time, and tasks cannot share a key group: more tasks, "
+        "or `balance`, do not help. The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt, so "
+        "that its senders merge tuples of a key, or make it faster (process_rows, process_arrow)",
         "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
 
 
