@@ -23,7 +23,8 @@ MASTER = "local-cluster[2,2,700]"
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ResidentEngine]:
     with ResidentEngine(MASTER, 2, name=f"auto-{os.getpid()}", code=["support"],
-                        settings={"history.url": "none", "load.period.secs": 1.0}) as engine:
+                        settings={"history.url": "none", "load.period.secs": 1.0, "worker.auto.min": 2,
+                                  "worker.auto.max": 2}) as engine:
         yield engine
 
 
@@ -54,7 +55,9 @@ def test_executors_come_and_go_with_the_load(engine: ResidentEngine, stream: Wei
     epoch, first = stream.state.epoch, workers(engine)
     assert sorted(first) == [0, 1] and executors(engine) == {"0", "1"}
     engine.set_scheduler("support.user_schedulers:SpreadsAlways", period=1.0, cool_down=1.0, overload=0.7)
-    assert not run(engine, "auto")["on"]
+    answer = run(engine, "auto")
+    assert (answer["on"], answer["min"], answer["max"]) == (True, 2, 2)
+    assert not any("requested" in event["text"] for event in engine.master.events), "the first two were enough"
     answer = run(engine, "auto", "1..2", "--idle", "1", "--cool-down", "2")
     assert (answer["on"], answer["min"], answer["max"], answer["idle"], answer["cool_down"]) == (True, 1, 2, 1.0, 2.0)
 

@@ -120,12 +120,12 @@ class ResidentEngine:
             workers=lambda: {slot: worker.executor for slot, worker in dict(self.master.state.workers).items()})
         self._launcher = SparkLauncher(self.spark.sparkContext, setup, self._first_slots, hooks, self._own_session)
         self._launcher.start()
-        self.master.pool.supply = self._launcher
         deadline = time.monotonic() + START_SECONDS
         while not self.master.wait_until(lambda: len(self.master.state.workers) >= self._first_slots, LOOK_SECONDS):
             failed = self._launcher.failures()
             if self._launcher.over or failed >= START_FAILURES * self._first_slots or time.monotonic() >= deadline:
                 self._cannot_start(failed)
+        self.master.pool.supply = self._launcher  # not before: the first workers would count as missing
 
     @property
     def slots(self) -> int:

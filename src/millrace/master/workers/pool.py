@@ -127,9 +127,9 @@ class WorkerPool:
         self._master.check_deciding()
         if self.supply is None:
             raise MillraceError("this cluster has no workers of its own to add, remove or restart: its tasks run in Spark's "
-                                "executors (microbatch engine), or its workers were started by hand. Start or stop Spark "
-                                "executors, whose number the engine follows with the next batch, or run the topology with "
-                                "--engine resident")
+                                "executors (microbatch engine), its workers were started by hand, or it is still starting. "
+                                "Start or stop Spark executors, whose number the engine follows with the next batch, or run "
+                                "the topology with --engine resident")
         return self.supply
 
     def over(self, command: LeaveOver) -> None:
