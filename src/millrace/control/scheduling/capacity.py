@@ -21,7 +21,7 @@ from millrace.errors import BadParameter
 from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
 
 AUTO_OFF = "off"
-AUTO = "workers auto"  # the cause of what it changes
+BY_CAPACITY = "workers auto"  # the cause of what it changes
 OVERLOADED_WINDOWS = 2  # consecutive windows of overload after which workers are added
 FIRST_PAUSE, LAST_PAUSE = 10.0, 3600.0  # seconds after a request that failed, doubled with each further one
 LOOKED_AT = 3  # workers with tasks for which it is worked out whether the others have room for these
@@ -137,7 +137,7 @@ class Stay:
 
 
 Request = Add | GiveBack
-Decision = Request | Stay
+CapacityDecision = Request | Stay
 
 
 def shortage_of(workers: Sequence[WorkerSeen], nodes: Mapping[str, float], overload: float) -> Shortage | None:
@@ -197,8 +197,8 @@ class WorkerCapacity:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def decide(self, now: float, seen: Workforce) -> Decision:
-        """What to do now. A request that is returned counts as under way."""
+    def decide(self, now: float, seen: Workforce) -> CapacityDecision:
+        """The request to make now, or the reason to stay. A request that is returned counts as under way."""
         if not self.settings.on:
             return Stay("off")
         self._note(now, seen.workers)
@@ -217,7 +217,7 @@ class WorkerCapacity:
         self._quiet_since = {slot: self._quiet_since.get(slot, now) for slot in quiet}
         self._untried -= {worker.slot for worker in workers if worker.tasks}
 
-    def _decided(self, now: float, seen: Workforce) -> Decision:
+    def _decided(self, now: float, seen: Workforce) -> CapacityDecision:
         cooling = now - self._changed_at < self.settings.cool_down
         if seen.count > self.settings.max:
             return self._shrink(now, seen, cooling, f"{_there(seen.count)}, and the maximum is {self.settings.max}")
@@ -239,7 +239,7 @@ class WorkerCapacity:
         empty = any(not worker.tasks for worker in seen.workers)  # a scheduler can use that first
         return None if self._windows < OVERLOADED_WINDOWS or empty or seen.starting else self._overload
 
-    def _grow(self, now: float, seen: Workforce, cooling: bool, shortage: Shortage) -> Decision:
+    def _grow(self, now: float, seen: Workforce, cooling: bool, shortage: Shortage) -> CapacityDecision:
         if shortage.useless:
             return Stay(f"{shortage.reason}; no worker is added: {shortage.useless}", short=True)
         room = self.settings.max - seen.count
@@ -252,7 +252,7 @@ class WorkerCapacity:
         count = max(1, min(shortage.workers, room) >> self._adding.failures)
         return Add(count, shortage.reason, by_load=shortage is self._overload)
 
-    def _shrink(self, now: float, seen: Workforce, cooling: bool, too_many: str = "") -> Decision:
+    def _shrink(self, now: float, seen: Workforce, cooling: bool, too_many: str = "") -> CapacityDecision:
         open_ones = [worker for worker in seen.workers if not worker.stays] if len(seen.workers) > 1 else []
         ready = open_ones if too_many else [worker for worker in open_ones if self._quiet_for(worker.slot, now)]
         order = sorted(ready, key=lambda worker: _preference(worker, seen.workers, {each.slot for each in ready}))

@@ -156,14 +156,14 @@ class Pool(Protocol):
     def restart(self, slot: int) -> Future[dict[str, Any]]: ...
 
 
-class Auto(Protocol):
+class WorkerLimits(Protocol):
     """Controls the number of workers."""
 
     def choose(self, limits: str | None, values: Mapping[str, Any]) -> dict[str, Any]: ...
     def settings(self) -> dict[str, Any]: ...
 
 
-def worker_verbs(master: Overview, pool: Pool, auto: Auto) -> dict[str, Verb]:
+def worker_verbs(master: Overview, pool: Pool, auto: WorkerLimits) -> dict[str, Verb]:
     """Verbs about workers."""
     return {"workers": lambda request: workers_of(master),
             "workers auto": lambda request: auto.choose(request["limits"], request["values"]),

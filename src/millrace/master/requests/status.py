@@ -31,7 +31,7 @@ class Port(Protocol):
     malformed: int
 
 
-class Auto(Protocol):
+class CapacityView(Protocol):
     """The control of the number of workers."""
 
     @property
@@ -62,7 +62,7 @@ class Overview(Protocol):
     @property
     def scheduling(self) -> SchedulingLoop: ...
     @property
-    def capacity(self) -> Auto: ...
+    def capacity(self) -> CapacityView: ...
     @property
     def connections(self) -> Mapping[int, Any]: ...
     def processes(self) -> Mapping[int, Any]: ...

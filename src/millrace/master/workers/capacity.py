@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from millrace.control.events import Say
 from millrace.control.moves import PERSON
 from millrace.control.scheduling.capacity import (
-    AUTO,
+    BY_CAPACITY,
     Add,
     AutoWorkers,
-    Decision,
+    CapacityDecision,
     GiveBack,
     Request,
     Shortage,
@@ -65,7 +65,7 @@ class CapacityLoop:
         self._master = master
         self._control = WorkerCapacity(AutoWorkers.of(settings))
         self._answer: Future[dict[str, Any]] | None = None
-        self._last: Decision = Stay("no decision yet")
+        self._last: CapacityDecision = Stay("no decision yet")
         self._sample: WindowSample | None = None  # the last one that was looked at
         self._look_at = float("-inf")
         self._waits_since: float | None = None  # time since which tasks have had no slot
@@ -90,7 +90,7 @@ class CapacityLoop:
 
     @property
     def warning(self) -> str:
-        """Why there are fewer workers than are needed; empty if there are enough, as far as is known."""
+        """The reason why there are fewer workers than are needed; empty if there are enough, as far as is known."""
         if not self._control.settings.on:
             return ""
         short = isinstance(self._last, Stay) and self._last.short
@@ -225,10 +225,10 @@ class CapacityLoop:
 
     def _carry_out(self, now: float, request: Request) -> None:
         if not self.trouble:  # else it is a further try, which would fill the events
-            self._master.say(Say(f"{_named(request)}: {request.reason}", cause=AUTO))
+            self._master.say(Say(f"{_named(request)}: {request.reason}", cause=BY_CAPACITY))
         try:
             self._answer = (self._master.pool.add(request.count) if isinstance(request, Add)
-                            else self._master.pool.remove(request.slot, AUTO))
+                            else self._master.pool.remove(request.slot, BY_CAPACITY))
         except MillraceError as error:
             self._failed(now, request, error)
 
@@ -242,11 +242,11 @@ class CapacityLoop:
         if isinstance(request, GiveBack):
             self._control.given_back(now)
             executor = f"; executor {result['executor']} was given back" if result["executor_given_back"] else ""
-            self._master.say(Say(f"worker {request.slot} was given back{executor}", cause=AUTO))
+            self._master.say(Say(f"worker {request.slot} was given back{executor}", cause=BY_CAPACITY))
         else:
             self._control.added(now, result["slots"])
             self._master.scheduling.workers_joined()
-            self._master.say(Say(f"{workers_named(result['slots'])} added", cause=AUTO))
+            self._master.say(Say(f"{workers_named(result['slots'])} added", cause=BY_CAPACITY))
 
     def _failed(self, now: float, request: Request, error: BaseException) -> None:
         """Report a request that failed; the same failure only once."""
@@ -256,7 +256,7 @@ class CapacityLoop:
         log.info("workers auto: %s: %s", what, why)
         before, self.trouble = self.trouble, f"{what}: {why}. It is tried again, less and less often"
         if self.trouble != before:
-            self._master.say(Say(self.trouble, level="warning", cause=AUTO))
+            self._master.say(Say(self.trouble, level="warning", cause=BY_CAPACITY))
 
 
 def _named(request: Request) -> str:
