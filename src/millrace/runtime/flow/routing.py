@@ -62,7 +62,9 @@ class ToAll(Route):
 
 
 class Shuffle(Route):
-    """Balances over the tasks: a large chunk is cut into equal slices, a small one goes to the task that got least."""
+    """Balances over the tasks: a large chunk is cut into equal slices. A small one goes to the task with the fewest tuples on
+    their way, and among equals to the one that got least: with equal shares, a task that is slow for a moment would fill its
+    channel and stop its sender, while others are idle."""
 
     def __init__(self, channels: Sequence[Outlet]) -> None:
         super().__init__(channels)
@@ -77,12 +79,17 @@ class Shuffle(Route):
     def _spread(self, whole: Any, size: int, part: Callable[[int, int], Any]) -> Parts:
         channels = self.channels
         if size <= WHOLE:
-            least = min(range(len(channels)), key=self._sent.__getitem__)
+            least = min(range(len(channels)), key=self._load)
             self._sent[least] += size
             return [(channels[least], whole)]
         bounds = [size * i // len(channels) for i in range(len(channels) + 1)]
         return [(channel, part(bounds[i], bounds[i + 1])) for i, channel in enumerate(channels)
                 if bounds[i + 1] > bounds[i]]
+
+    def _load(self, index: int) -> tuple[bool, int, int]:
+        """The order in which tasks get small chunks. Full channels share equally what is sent all the same."""
+        channel = self.channels[index]
+        return channel.full, 0 if channel.full else channel.unconsumed, self._sent[index]
 
 
 class Custom(Route):
