@@ -21,7 +21,8 @@ class TaskHandle(Protocol):
     `chunk_tuples`: the number of tuples that its receivers can process soon; a spout that emits more in one call makes them
     wait."""
 
-    chunk_tuples: int
+    @property
+    def chunk_tuples(self) -> int: ...
 
     def emit(self, values: Sequence[Any], tup_id: Any, stream: str | None, anchors: Any,
              direct_task: int | None, need_task_ids: bool) -> list[int] | None: ...

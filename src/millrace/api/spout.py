@@ -233,7 +233,16 @@ class ReplayableSpout(ReliableSpout):
     Emit with `tup_id` = the tuple's position, an int that rises from one tuple to the next. The engine stores the lowest
     position that is not fully processed; when the task restarts, on any worker, it calls `seek` with that position, after
     `initialize` and before the first `next_tuple`.
+
+    `splits`, here or in the config, divides the source into that many splits, whatever the number of tasks, which can then
+    change while the spout runs. Each task reads some of the splits, and has an instance of the class for each. An instance
+    behaves as the only one of a task: its `task_index` is the number of the split, its `parallelism` the number of splits, and
+    it has its own position. It must choose its share of the source by these two alone. When a split goes to another task, that
+    one makes an instance and lets it `seek`. The number of splits is fixed for the life of the topology; 0: there are none, and
+    each task has its own share.
     """
+
+    splits: int = 0
 
     def __init__(self) -> None:
         super().__init__()

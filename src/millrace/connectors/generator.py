@@ -25,8 +25,9 @@ class GeneratorSpout(ReplayableSpout):
     | `burst` | maximum number of tuples emitted in one call of `next_tuple` (default 32) |
 
     Tuple number `position` of task `task_index` is number `ordinal(position)` of the component. A `generate` that depends only
-    on the ordinal and the seed therefore yields, with a `limit` of n, the numbers 0 to n - 1 for any parallelism; but a run
-    that changes the parallelism midway redistributes the numbers.
+    on the ordinal and the seed therefore yields, with a `limit` of n, the numbers 0 to n - 1 for any parallelism. With `splits`
+    (see ReplayableSpout) that also holds if the parallelism changes midway; without, a new start with another parallelism
+    redistributes the numbers.
 
     With a `rate`, tuple k is due k / rate seconds after the first call. All due tuples are emitted, however long the engine did
     not call (a paused spout sends the backlog afterwards, it does not lower its rate); `behind` is the number of tuples that
@@ -102,7 +103,8 @@ class GeneratorSpout(ReplayableSpout):
         now = self.clock()
         if self._pace_start is None:
             self._pace_start, self._pace_base = now, self._next_position
-        due = self._pace_base + int((now - self._pace_start) * self._rate) + 1
+        shift = self.task_index / self.parallelism if self.splits else 0.0  # splits of a task take turns
+        due = self._pace_base + int((now - self._pace_start) * self._rate + 1 - shift)
         if self._end is not None:
             due = min(due, self._end)
         self._report_behind(now, due)

@@ -62,7 +62,10 @@ class Move:
     switches, senders use the new place. `sources`: (task, incarnation) of the senders whose marks the old incarnation awaits.
 
     If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at
-    `new`. A task that `retires` gets no tuples from the beginning of its move on; `new` is its old place."""
+    `new`. A task that `retires` gets no tuples from the beginning of its move on; `new` is its old place.
+
+    The key groups of a spout are its splits. `starts`: the position and the `snapshot()` from which `target` reads each of
+    them, once they switch."""
 
     number: int
     task: TaskId
@@ -75,6 +78,7 @@ class Move:
     target: TaskId = NO_TASK  # the task itself, unless only key groups move
     cold: bool = False  # state is copied only after the switch
     retires: bool = False  # the task ends: nobody takes over
+    starts: dict[int, tuple[int, bytes]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class TopologyAssignment:
     active: bool
     places: list[tuple[TaskId, Place]]
     key_groups: dict[str, tuple[int, ...]]
-    positions: list[tuple[TaskId, int]]  # from which the replayable spouts continue
+    positions: list[tuple[TaskId, int]]  # from which the replayable spouts continue, by task or by split
     losses: int  # grows with each lost worker: tuples in flight before may be lost
     epoch: int = 0
     restore: tuple[int, int, int] = (0, 0, 0)  # wave to restore, epoch it was prepared in, epoch of its manifest
@@ -164,8 +168,11 @@ def _part_of_topology(whole: TopologyAssignment, all_places: _Places, slots: set
     wanted.update(local for slot in slots for local in all_places.by_slot.get(slot, ()))
     places = sorted(wanted.items())
     local_tasks = {task for task, place in places if place.slot in slots}
+    sources = local_tasks | {
+        TaskId(name, split) for name in whole.graph.splits for split, owner in enumerate(whole.key_groups.get(name, ()))
+        if TaskId(name, owner) in local_tasks}
     return replace(whole, places=places,
                    key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
-                   positions=[(task, position) for task, position in whole.positions if task in local_tasks],
-                   reached=[(task, position) for task, position in whole.reached if task in local_tasks],
+                   positions=[(source, position) for source, position in whole.positions if source in sources],
+                   reached=[(source, position) for source, position in whole.reached if source in sources],
                    holders=[(task, slots) for task, slots in whole.holders if task in local_tasks])

@@ -124,7 +124,8 @@ class ChannelBroke:
 @dataclass(frozen=True, slots=True)
 class MoveArmed:
     """The new incarnation of a task that moves is ready to take over, with the state of `wave`; or it cannot, because of
-    `error`. `copied_bytes`: of that and earlier waves, in all."""
+    `error`. `copied_bytes`: of that and earlier waves, in all. `starts`: split, position and `snapshot()` of the splits that
+    the old owner has stopped reading; empty if it is the new one that is ready for them."""
 
     topology: int
     epoch: int
@@ -132,6 +133,7 @@ class MoveArmed:
     wave: int
     copied_bytes: int = 0
     error: str = ""
+    starts: tuple[tuple[int, int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,11 +73,29 @@ class Moving:
     delta_bytes: int = 0
     pause: float = 0.0  # seconds in which no incarnation worked
     retires: bool = False  # the task ends, and nobody takes over
+    splits: bool = False  # the groups are splits of a spout
+    starts: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # as in `Move`, once the old owner has stopped
+    ready: bool = False  # the new owner can read them
 
     @property
     def tasks(self) -> tuple[TaskId, ...]:
-        """The tasks that are lost if it fails after it has switched."""
+        """The tasks that take part in it."""
         return (self.task,) if self.target == self.task else (self.task, self.target)
+
+    @property
+    def at_stake(self) -> tuple[TaskId, ...]:
+        """The tasks that are lost if it fails after it has switched. By then, splits do not need their old owner any more."""
+        return (self.target,) if self.splits else self.tasks
+
+    def touches(self, slot: int, switched: bool) -> bool:
+        """True if the move fails when the worker of this slot is lost."""
+        return slot == self.new.slot or (slot == self.old.slot and not (self.splits and switched))
+
+    def arm_splits(self, starts: Iterable[tuple[int, int, bytes]]) -> None:
+        """Note that the old owner has stopped reading its splits, or, without `starts`, that the new one can read them."""
+        self.starts = {split: (position, own) for split, position, own in starts} or self.starts
+        self.ready = self.ready or not starts
+        self.armed = 0 if self.starts and self.ready else -1
 
     def is_in(self, plan: Plan) -> bool:
         """True if the plan wants this move."""
@@ -216,7 +234,7 @@ class Handover:
         return [Move(moving.number, moving.task, moving.old, moving.new, phase, self.base, [
             (source, incarnation) for source, incarnation in moving.sources
             if source in places and places[source].incarnation == incarnation], moving.groups, moving.target, self.cold,
-            moving.retires) for moving in self.batch]
+            moving.retires, moving.starts if phase == SWITCH else {}) for moving in self.batch]
 
 
 def tasks_in(moves: Iterable[Moving]) -> tuple[TaskId, ...]:
@@ -224,15 +242,20 @@ def tasks_in(moves: Iterable[Moving]) -> tuple[TaskId, ...]:
     return tuple(sorted({task for moving in moves for task in moving.tasks}))
 
 
+def at_stake(moves: Iterable[Moving]) -> tuple[TaskId, ...]:
+    """The tasks that are lost if these moves fail after they have switched, in order."""
+    return tuple(sorted({task for moving in moves for task in moving.at_stake}))
+
+
 def connected(batch: Sequence[Moving], tasks: Iterable[TaskId]) -> list[Moving]:
     """The moves of a batch that have switched and have not been taken, and that one of these tasks takes part in, or another
     task of such a move, and so on. None of these tasks has the state that the plan says it has."""
     reached = set(tasks)
     while True:
-        moves = [moving for moving in batch if not moving.taken and reached.intersection(moving.tasks)]
-        if reached.issuperset(tasks_in(moves)):
+        moves = [moving for moving in batch if not moving.taken and reached.intersection(moving.at_stake)]
+        if reached.issuperset(at_stake(moves)):
             return moves
-        reached.update(tasks_in(moves))
+        reached.update(at_stake(moves))
 
 
 def causes_of(moves: Iterable[Moving]) -> str:
@@ -285,15 +308,18 @@ def retiring_batch(graph: TopologyGraph, waiting: Iterable[TaskId], limits: Batc
 def group_batch(graph: TopologyGraph, owners: Mapping[str, Sequence[int]], waiting: Mapping[GroupId, Regrouping],
                 limits: BatchLimits, sizes: Mapping[GroupId, int]) -> dict[tuple[str, int, int], list[int]]:
     """The key groups to move next, by component, old and new owner: as many as the limits allow, and none together with those
-    of a direct upstream. All groups from one task to another count as one task. `sizes`: bytes of state."""
+    of a direct upstream. All groups from one task to another count as one task. Splits of spouts, which come first, move apart
+    from key groups: they need no wave. `sizes`: bytes of state."""
     components: set[str] = set()
+    kinds: set[str] = set()
     batch: dict[tuple[str, int, int], list[int]] = {}
     order = {component.name: position for position, component in enumerate(graph.components)}
     for (name, group), wanted in sorted(waiting.items(), key=lambda item: (order[item[0][0]], item[0][1])):
-        route = name, owners[name][group], wanted.owner
-        if {read.source for read in graph.component(name).inputs} & components \
+        route, definition = (name, owners[name][group], wanted.owner), graph.component(name)
+        if {read.source for read in definition.inputs} & components or kinds - {definition.kind} \
                 or not limits.admit(sizes.get((name, group), 0), tasks=0 if route in batch else 1):
             continue
         components.add(name)
+        kinds.add(definition.kind)
         batch.setdefault(route, []).append(group)
     return batch

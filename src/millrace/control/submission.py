@@ -135,29 +135,32 @@ def _which(manifest: Manifest) -> str:
 def as_scaled(graph: TopologyGraph, manifest: Manifest) -> TopologyGraph:
     """The graph with the numbers of tasks that the checkpoint's run was scaled to. Components whose number the user has chosen
     for this run, or has changed in the declaration since, keep that, and so do those that cannot be scaled."""
-    return graph.with_par({component.name: manifest.parallelism[component.name] for component in graph.bolts
-                           if not component.chosen and not component.own_state and component.name in manifest.parallelism
+    return graph.with_par({component.name: manifest.parallelism[component.name] for component in graph.components
+                           if (component.kind == "bolt" or component.splits) and not component.chosen
+                           and not component.own_state and component.name in manifest.parallelism
                            and manifest.declared.get(component.name) == component.declared})
 
 
 def scaled_note(graph: TopologyGraph) -> str:
     """A message about the components that a resumed topology has other numbers of tasks of than declared; empty if there are
     none."""
-    changed = [f"{component.name} x {component.par}" for component in graph.bolts
+    changed = [f"{component.name} x {component.par}" for component in graph.components
                if not component.chosen and component.declared not in (0, component.par)]
     return f"resumes with {', '.join(changed)}, as it was scaled" if changed else ""
 
 
 def owners_in(manifest: Manifest, graph: TopologyGraph) -> dict[str, tuple[int, ...]]:
-    """Owners of the key groups of each keyed component: the previous owners, redistributed if the parallelism changed."""
-    return {component.name: _owners(manifest, component) for component in graph.bolts if component.keyed}
+    """Owners of the key groups of each keyed component, and of the splits of each spout that has some: the previous owners,
+    redistributed if the parallelism changed."""
+    return {component.name: _owners(manifest, component, groups) for component in graph.components
+            if (groups := graph.groups_of(component))}
 
 
-def _owners(manifest: Manifest, component: ComponentDef) -> tuple[int, ...]:
+def _owners(manifest: Manifest, component: ComponentDef, groups: int) -> tuple[int, ...]:
     before = manifest.parallelism[component.name]
-    owners = list(initial_key_groups(manifest.key_groups, before))  # for groups without state
+    owners = list(initial_key_groups(groups, before))  # for groups without state
     for record in manifest.records:
         if record.component == component.name:
-            for group in record.chains:
+            for group in (*record.chains, *record.splits):
                 owners[group] = record.index
     return tuple(owners) if component.par == before else rescaled_key_groups(owners, component.par)

@@ -33,7 +33,7 @@ class TopologyState:
     places: dict[TaskId, Place] = field(default_factory=dict)
     homes: dict[TaskId, int] = field(default_factory=dict)  # a task's preferred slot: it returns there when the worker does
     key_groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    positions: dict[TaskId, int] = field(default_factory=dict)
+    positions: dict[TaskId, int] = field(default_factory=dict)  # of spouts, by task, or by split if they have some
     reached: dict[TaskId, int] = field(default_factory=dict)  # by the last reports: positions before which spouts have sent all
     losses: int = 0
     ready_at: int = 0  # revision that all workers must have carried out before the spouts start
@@ -124,9 +124,11 @@ class TopologyState:
         gone = set(tasks)
         left = Counter(task.component for task in self.graph.tasks() if task not in gone)
         self.graph = self.graph.with_par(left)
-        for by_task in (self.places, self.homes, self.positions, self.reached, self.executed):
-            for task in gone:
+        for task in gone:
+            for by_task in (self.places, self.homes, self.executed):
                 by_task.pop(task, None)
+            for by_source in (self.positions, self.reached) if task.component not in self.graph.splits else ():
+                by_source.pop(task, None)
         self.version += 1
         if self.waves is not None:
             self.waves.dismiss(gone)

@@ -405,7 +405,7 @@ def _claim(topology: TopologyState) -> Manifest:
     if topology.checkpoint is not None:
         return msgspec.structs.replace(topology.checkpoint, epoch=topology.epoch)
     return Manifest(topology.graph.name, 0, topology.epoch, topology.graph.key_groups, topology.graph.parallelism, [], 0.0,
-                    offsets=topology.offsets, declared=topology.graph.declared)
+                    offsets=topology.offsets, declared=topology.graph.declared, splits=topology.graph.splits)
 
 
 def _manifest(topology: TopologyState, store: Store) -> Manifest:
@@ -423,8 +423,9 @@ def _manifest(topology: TopologyState, store: Store) -> Manifest:
         owners = topology.key_groups.get(component.name, ())
         for record in of_component:
             owned = {group: chain for group, chain in chains.items() if group < len(owners) and owners[group] == record.index}
-            whole = msgspec.structs.replace(record, chains=owned, blocks={})
+            splits = {split: place for split, place in record.splits.items() if owners[split] == record.index}
+            whole = msgspec.structs.replace(record, chains=owned, blocks={}, splits=splits)
             needed = {piece.blob for piece in whole.pieces()}
             records.append(msgspec.structs.replace(whole, blocks={blob: blocks[blob] for blob in needed if blob in blocks}))
     return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, graph.parallelism, records, 0.0, topology.epoch,
-                    topology.offsets, declared=graph.declared)
+                    topology.offsets, declared=graph.declared, splits=graph.splits)

@@ -107,19 +107,19 @@ class WorkerReports:
 
 
 def _note_positions(event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
-    for number, task_number, position in event.positions:
+    for number, source_number, position in event.positions:
         topology = by_number.get(number)
         if topology is None or topology.batched:  # its manifest has the positions of a batch
             continue
         if topology.waves is None or event.revision >= topology.ready_at:
-            task = topology.graph.find(task_number)
-            if task is not None:
-                topology.positions[task] = max(position, topology.positions.get(task, 0))
+            source = topology.graph.source(source_number)
+            if source is not None:
+                topology.positions[source] = max(position, topology.positions.get(source, 0))
 
 
 def _note_reached(event: WorkerReported, by_number: Mapping[int, TopologyState]) -> None:
-    for number, task_number, position in event.reached:
+    for number, source_number, position in event.reached:
         topology = by_number.get(number)
-        task = topology.graph.find(task_number) if topology is not None else None
-        if topology is not None and task is not None:
-            topology.reached[task] = max(position, topology.reached.get(task, 0))
+        source = topology.graph.source(source_number) if topology is not None else None
+        if topology is not None and source is not None:
+            topology.reached[source] = max(position, topology.reached.get(source, 0))

@@ -75,7 +75,9 @@ class ComponentDef:
     defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds.
     `takes_over`: a task of it can continue with the rows that another incarnation has staged. `keyed_state`: it keeps state by
     key. `declared`: the number of tasks in its declaration, which `par` may have been changed from; `chosen`: the user chose
-    `par` when the topology was started. `merges`: senders may merge tuples of a key with its class's `merge`."""
+    `par` when the topology was started. `merges`: senders may merge tuples of a key with its class's `merge`. `splits`: the
+    number of splits of a spout, which its tasks own as those of a bolt own key groups; 0 if each task has a position of its
+    own."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -96,6 +98,7 @@ class ComponentDef:
     declared: int = 0
     chosen: bool = False
     merges: bool = False
+    splits: int = 0
 
     @property
     def keyed(self) -> bool:
@@ -162,6 +165,15 @@ class TopologyGraph(_GraphCache):
     def key_groups(self) -> int:
         """The number of key groups of each keyed component."""
         return int(KEY_GROUP_COUNT.of(self.config))
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """The number of splits of each spout that has some."""
+        return {component.name: component.splits for component in self.components if component.splits}
+
+    def groups_of(self, component: ComponentDef) -> int:
+        """The number of key groups, or splits, that the tasks of the component own; 0 if they own none."""
+        return component.splits or (self.key_groups if component.keyed else 0)
 
     @property
     def exactly_once(self) -> bool:
@@ -241,6 +253,17 @@ class TopologyGraph(_GraphCache):
             return TaskId(self.components[position - 1].name, index)
         raise UnknownName(f"no task of {self.name!r} has the number {number:#x}")
 
+    def source_number(self, source: TaskId) -> int:
+        """The number of a position on the wire: of a task, or of a split of a spout."""
+        return self._position(source.component) + 1 << 16 | source.index
+
+    def source(self, number: int) -> TaskId | None:
+        """The task or split whose position has this number; None if there is none any more."""
+        position, index = number >> 16, number & 0xFFFF
+        if 1 <= position <= len(self.components) and self.components[position - 1].splits > index:
+            return TaskId(self.components[position - 1].name, index)
+        return self.find(number)
+
     def find(self, number: int) -> TaskId | None:
         """The task with this number; None if there is none, for example because its component has fewer tasks now."""
         try:
@@ -279,6 +302,10 @@ def graph_of(topology: type[Topology], name: str | None = None, config: dict[str
         if component.keyed and component.par > graph.key_groups:
             raise TopologyError(f"{component.name!r} has par {component.par} but only {graph.key_groups} key groups: "
                                 f"lower par, or raise {KEY_GROUP_COUNT.key} to at least {component.par}")
+        if 0 < component.splits < component.par:
+            raise TopologyError(f"{component.name!r} has par {component.par} but only {component.splits} splits, and a task "
+                                f"without one would have nothing to read: lower par, or raise splits to at least "
+                                f"{component.par}")
     return graph
 
 
@@ -330,7 +357,7 @@ def _ordered(specs: list[ComponentSpec]) -> list[ComponentSpec]:
 
 def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> ComponentDef:
     component_cls = spec.component_cls
-    wanted = _chosen_par(spec, par, config)
+    wanted, splits = _chosen_par(spec, par, config), _splits_of(spec, component_cls)
     return ComponentDef(
         name=str(spec.name),
         kind="spout" if issubclass(component_cls, Spout) else "bolt",
@@ -346,13 +373,14 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
                  or spec.dataframe is not None),
         stateful=_is_stateful(spec, component_cls),
         commits=issubclass(component_cls, TwoPhaseSink),
-        own_state=component_cls.snapshot is not Component.snapshot,
+        own_state=component_cls.snapshot is not Component.snapshot and not splits,  # that of a split goes with its position
         takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
         dataframe=spec.dataframe is not None,
         keyed_state=_keeps_state_by_key(spec, component_cls),
         declared=_chosen_par(spec, None, config) if isinstance(spec.par, int) else wanted,
         chosen=par is not None,
         merges=_declares_merge(spec, component_cls),
+        splits=splits,
     )
 
 
@@ -364,6 +392,19 @@ def _declares_merge(spec: ComponentSpec, component_cls: type[Component]) -> bool
         raise TopologyError(f"component {spec.label} defines merge, which tasks that send to it call without an instance: put "
                             "@staticmethod before `def merge(one, other)`, or give it another name")
     return True
+
+
+def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:
+    """The number of splits that its config or its class sets."""
+    if spec.dataframe is not None and spec.config.get("splits"):
+        raise TopologyError(f"component {spec.label} reads a DataFrame, which Spark divides into partitions by itself: it "
+                            "cannot have splits. Leave them out; its number of tasks is fixed while it runs")
+    if not issubclass(component_cls, ReplayableSpout):
+        return 0
+    splits = spec.config.get("splits", component_cls.splits)
+    if not isinstance(splits, int) or isinstance(splits, bool) or not 0 <= splits <= TASKS_LIMIT:
+        raise TopologyError(f"splits of {spec.label} is {splits!r}: give a whole number from 1 to {TASKS_LIMIT}, or 0 for none")
+    return splits
 
 
 def _is_stateful(spec: ComponentSpec, component_cls: type[Component]) -> bool:

@@ -1,4 +1,4 @@
-"""Changes the number of tasks of bolts in a running topology, and checks that it may change."""
+"""Changes the number of tasks of components in a running topology, and checks that it may change."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _check(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
     if tasks == component.par:
         return
     if component.kind == "spout":
-        raise TopologyError(f"{name!r} of {graph.name!r} is a spout, and each of its {component.par} tasks has its own "
-                            "position in the source: their number is fixed. Scale bolts instead")
+        _check_splits(graph, component, tasks)
+        return
     if component.own_state:
         raise TopologyError(f"{name!r} of {graph.name!r} defines snapshot(), so each of its {component.par} tasks has its own "
                             "state: their number is fixed. Keep the state by key instead: key groups can be redistributed")
@@ -45,3 +45,17 @@ def _check(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
         raise TopologyError(f"{name!r} of {graph.name!r} cannot have {tasks} tasks: its state has {graph.key_groups} key "
                             f"groups, and each task needs one, so it can have {graph.key_groups} at most. "
                             f"{KEY_GROUP_COUNT.key} sets their number, which is fixed while it runs")
+
+
+def _check_splits(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
+    name, splits = component.name, component.splits
+    if component.dataframe:
+        raise TopologyError(f"{name!r} of {graph.name!r} reads a DataFrame, whose partitions Spark sends to its "
+                            f"{component.par} {'task' if component.par == 1 else 'tasks'}: their number is fixed while it runs")
+    if not splits:
+        raise TopologyError(f"{name!r} of {graph.name!r} is a spout, and each of its {component.par} tasks has its own "
+                            "position in the source: their number is fixed. Declare it with splits, for example "
+                            "config={'splits': 16}: they have a position each, and tasks can share them out anew")
+    if tasks > splits:
+        raise TopologyError(f"{name!r} of {graph.name!r} cannot have {tasks} tasks: its source has {splits} splits, and each "
+                            f"task needs one, so it can have {splits} at most. Their number is fixed while it runs")

@@ -81,15 +81,17 @@ def next_plan(graph: TopologyGraph, old: Plan | None, placement: Mapping[TaskId,
 
 
 def key_groups_for(graph: TopologyGraph, old: Plan | None) -> dict[str, tuple[int, ...]]:
-    """Owners of the key groups of every keyed component: unchanged if its parallelism is, else redistributed."""
+    """Owners of the key groups of every keyed component, and of the splits of every spout that has some: unchanged if its
+    parallelism is, else redistributed."""
     owners: dict[str, tuple[int, ...]] = {}
     before = old.parallelism if old else {}
-    for component in graph.bolts:
-        if not component.keyed:
+    for component in graph.components:
+        groups = graph.groups_of(component)
+        if not groups:
             continue
         current = old.key_groups.get(component.name) if old else None
         if current is None:
-            current = initial_key_groups(graph.key_groups, component.par)
+            current = initial_key_groups(groups, component.par)
         elif before.get(component.name) != component.par:
             current = rescaled_key_groups(current, component.par)
         owners[component.name] = current

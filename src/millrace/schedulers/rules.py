@@ -62,13 +62,14 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
         yield f"it moves {stuck[0]}, a spout whose source cannot be read again: it must stay on its slot"
     if old is not None and new.version not in (old.version, old.version + 1):
         yield f"it has version {new.version} where the plan in force has {old.version}"
-    for component in graph.bolts:
+    for component in graph.components:
         owners = new.key_groups.get(component.name, ())
         before = old.key_groups.get(component.name) if old else None
-        groups = graph.key_groups if before is None else len(before)
-        if component.keyed and len(owners) != groups:
+        owned = graph.groups_of(component)
+        groups = owned if before is None else len(before)
+        if owned and len(owners) != groups:
             yield f"{component.name!r} has {len(owners)} key groups instead of {groups}; their number is fixed"
-        if component.keyed and (not owners or not all(0 <= owner < component.par for owner in owners)):
+        if owned and (not owners or not all(0 <= owner < component.par for owner in owners)):
             yield f"a key group of {component.name!r} belongs to none of its {component.par} tasks"
 
 

@@ -63,9 +63,18 @@ class InFlightStream(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"stream {self.stream!r} ({', '.join(self.fields)}) of {self.source!r}, grouped by {self.grouping}"
 
 
+class SplitRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The place of a split of a spout: its position, and its `snapshot()` as bytes, if it has one. Both are small and always
+    needed together, so they are in the manifest and not in a blob."""
+
+    position: int
+    own: bytes = b""
+
+
 class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The report of a task at a wave. `own` is its `snapshot()`; `position` that of a replayable spout; `in_flight` the input
-    that the wave has overtaken, which the task processes first when it is restored, and `streams` where it comes from."""
+    """The report of a task at a wave. `own` is its `snapshot()`; `position` that of a replayable spout, `splits` those of one
+    with splits; `in_flight` the input that the wave has overtaken, which the task processes first when it is restored, and
+    `streams` where it comes from."""
 
     component: str
     index: int
@@ -76,6 +85,7 @@ class TaskRecord(msgspec.Struct, frozen=True, array_like=True):
     prepared: list[str] = []  # tokens of the output that a sink has prepared and not published, see `TwoPhaseSink`
     in_flight: PieceRef | None = None
     streams: list[InFlightStream] = []
+    splits: dict[int, SplitRecord] = {}
 
     @property
     def task(self) -> TaskId:
@@ -115,6 +125,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     offsets: str = ""  # names the directories with Spark's reading positions of its sources, or of the DataFrame spouts' feeds
     offsets_digest: str = ""  # of Spark's reading positions of the batch; empty for a resident topology, and in older manifests
     declared: dict[str, int] = {}  # numbers of tasks in the declarations; empty in older manifests
+    splits: dict[str, int] = {}  # numbers of splits of the spouts that have some
 
     @property
     def overtook(self) -> bool:
@@ -159,8 +170,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
                 for blob, blocks in record.blocks.items()}
 
     def positions(self) -> dict[TaskId, int]:
-        """The position from which each replayable spout resumes."""
-        return {record.task: record.position for record in self.records if record.position is not None}
+        """The position from which each task of a replayable spout resumes, or each of its splits, if it has some."""
+        by_task = {record.task: record.position for record in self.records if record.position is not None}
+        return by_task | {TaskId(record.component, split): place.position for record in self.records
+                          for split, place in record.splits.items()}
 
     def task_sizes(self) -> dict[TaskId, int]:
         """Bytes to read to restore each task."""
@@ -193,6 +206,13 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
                 if not chain or not chain[0].whole:
                     raise self._unusable(f"the chain of key group {group} of {record.component!r} has no whole first piece")
                 groups.add((record.component, group))
+        self._check_splits()
+
+    def _check_splits(self) -> None:
+        for name, count in self.splits.items() if self.records else ():
+            splits = [split for record in self.records if record.component == name for split in record.splits]
+            if sorted(splits) != list(range(count)):
+                raise self._unusable(f"it has the splits {sorted(splits)} of {name!r}, which has 0 to {count - 1}")
 
     def _unusable(self, why: str) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"the manifest of wave {self.wave} of {self.topology!r} cannot be restored: {why}. This is a "
@@ -350,8 +370,19 @@ def check_fit(manifest: Manifest, graph: TopologyGraph) -> None:
                       f"Set {KEY_GROUP_COUNT.key} to {manifest.key_groups}")
     if manifest.overtook:
         _check_in_flight(manifest, graph)
+    if manifest.records:
+        _check_splits(manifest, graph)
     for record in manifest.records:
         _check_record(manifest, graph, record, now[record.component])
+
+
+def _check_splits(manifest: Manifest, graph: TopologyGraph) -> None:
+    """Each split has a position of its own: their number must be what it was."""
+    for spout in graph.spouts:
+        before = manifest.splits.get(spout.name, 0)
+        if spout.splits != before:
+            raise _misfit(manifest, graph, f"has {before or 'no'} splits of {spout.name!r}", f"has {spout.splits or 'none'}",
+                          f"Set its splits to {before}")
 
 
 def _check_in_flight(manifest: Manifest, graph: TopologyGraph) -> None:

@@ -63,7 +63,7 @@ from millrace.runtime.checkpoints.paced_work import PacedWork
 from millrace.runtime.checkpoints.resumption import StartOnStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.clock import ManualClock
-from millrace.runtime.tasks.checkpointing.snapshots import StoreThread
+from millrace.runtime.tasks.checkpointing.snapshot import StoreThread
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.long_calls import LongCalls, RunningJob
@@ -361,7 +361,7 @@ class LocalCluster:
                                     message.incarnation, message.record, message.error))
             elif isinstance(message, wire.Armed):
                 self.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave, message.copied_bytes,
-                                    message.error))
+                                    message.error, tuple(message.starts)))
             elif isinstance(message, wire.Taken):
                 self.tell(self.migrations.taken(message))
             elif isinstance(message, wire.Broken):

@@ -32,9 +32,9 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     parts.forget()
 
 
-def run_without_faults(seed: int, guarantee: str) -> None:
+def run_without_faults(seed: int, guarantee: str, splits: bool = False) -> None:
     random = Random(seed)
-    shape = generate(random, guarantee, LIMIT)
+    shape = generate(random, guarantee, LIMIT, splits)
     run = GeneratedRun(shape, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(4, 12)):
@@ -50,9 +50,9 @@ def run_without_faults(seed: int, guarantee: str) -> None:
         run.check_visible()
 
 
-def run_with_faults(seed: int, guarantee: str) -> None:
+def run_with_faults(seed: int, guarantee: str, splits: bool = False) -> None:
     random = Random(seed)
-    run = GeneratedRun(replace(generate(random, guarantee, LIMIT), timeout=3.0), random)
+    run = GeneratedRun(replace(generate(random, guarantee, LIMIT, splits), timeout=3.0), random)
     faults = Faults(run, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(2, 12)):
@@ -85,10 +85,10 @@ def test_with_faults(guarantee: str, seed: int, pages: None) -> None:
     run_with_faults(seed, guarantee)
 
 
-def run_with_deaths(seed: int, guarantee: str) -> None:
+def run_with_deaths(seed: int, guarantee: str, splits: bool = False) -> None:
     """Workers die and come back, and nothing else fails: no switch may wait for something that never comes."""
     random = Random(seed)
-    run = GeneratedRun(replace(generate(random, guarantee, LIMIT), timeout=3.0), random)
+    run = GeneratedRun(replace(generate(random, guarantee, LIMIT, splits), timeout=3.0), random)
     faults = Faults(run, random)
     run.cluster.run(0.05)
     for _ in range(random.randint(4, 14)):

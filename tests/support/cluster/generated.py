@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from millrace.api.topology import Topology
 from support.cluster import generated_parts as parts
 from support.cluster.generated_parts import CHOSEN, Received
 
+BATCH = 7  # rows of an Arrow batch
 MOST_COPIES = 12  # of a number, over all components
 SPOUTS = [parts.Source, parts.Source, parts.SourceBlocking, parts.SourceArrow]
 BOLTS = [parts.ByRow, parts.ByRowBlocking, parts.ByRows, parts.ByArrow, parts.ByArrowBlocking, parts.Batching,
@@ -34,12 +35,13 @@ NUMBERED = ("all", "global", "direct", "by number", "neighbours")  # the number,
 
 @dataclass(frozen=True)
 class Part:
-    """One component. `inputs`: sources with their groupings."""
+    """One component. `inputs`: sources with their groupings. `splits`: of a spout, or 0."""
 
     name: str
     kind: Any
     par: int
     inputs: tuple[tuple[str, str], ...] = ()
+    splits: int = 0
 
     @property
     def keyed(self) -> bool:
@@ -81,7 +83,7 @@ class Shape:
         specs: dict[str, Any] = {}
         for part in self.parts:
             if not part.inputs:
-                specs[part.name] = part.kind.spec(par=part.par)
+                specs[part.name] = part.kind.spec(par=part.par, config={"splits": part.splits})
                 continue
             config: dict[str, Any] = {
                 "numbered": [source for source, grouping in part.inputs if grouping in NUMBERED],
@@ -93,18 +95,21 @@ class Shape:
                     "topology.checkpoint.timeout.secs": 3.0, "topology.message.timeout.secs": self.timeout,
                     "topology.channel.window": 16,
                     "topology.chunk.tuples": self.chunk, "topology.tick.tuple.freq.secs": 0.02, "limit": self.limit,
-                    "rate": 2000.0, "batch": 7}
+                    "rate": 2000.0, "batch": BATCH}
         return type("Generated", (Topology,), {"__module__": __name__, "config": settings, **specs})
 
     def __str__(self) -> str:
         return f"{self.guarantee}: " + "; ".join(
             f"{part.name}={part.kind.__name__}*{part.par}({', '.join(f'{source} by {how}' for source, how in part.inputs)})"
+            + (f" in {part.splits} splits" if part.splits else "")
             for part in self.parts)
 
 
-def generate(random: Random, guarantee: str, limit: int) -> Shape:
+def generate(random: Random, guarantee: str, limit: int, splits: bool = False) -> Shape:
+    """`splits`: the spouts have some."""
     while True:
-        made = tuple(_parts(random))
+        made = tuple(replace(part, splits=random.choice([3, 8, 17])) if splits and not part.inputs else part
+                     for part in _parts(random))
         shape = Shape(made, guarantee, limit, random.choice([2, 5, 20]))
         if sum(len(copies) for copies in rows_at(shape, 0).values()) <= MOST_COPIES:
             return shape
@@ -185,12 +190,15 @@ def disorder(shape: Shape, received: Iterable[Received], regrouped: bool, across
     for component, index, (key, number, _, sender, stamp) in received:
         source = sender.partition("[")[0]
         grouping = groupings[source, component]
+        unit = BATCH if shape[source].kind is parts.SourceArrow else 1  # an Arrow batch has one position
         by = (key, number) if grouping == "key and number" else key
         lines["one key, sender and receiver", component, index, sender, by].append(stamp)
         if across and grouping in BY_FIELDS:
             lines["one key and sender", component, sender, by].append(stamp)
         if grouping not in BY_FIELDS or not regrouped:
             lines["sender and receiver", component, index, sender].append(stamp)
+        if shape[source].splits and grouping in BY_FIELDS and across:
+            lines["one key and split", component, source, number // unit % shape[source].splits, by].append(number)
         if shape[source].keyed:
             lines["one key and receiver of keyed senders", component, index, source, by].append(stamp)
     return [f"{line}: {before} before {after}" for line, stamps in lines.items() for before, after in pairwise(stamps)

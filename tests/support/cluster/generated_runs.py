@@ -64,7 +64,7 @@ class GeneratedRun:
         if names:
             name = random.choice(names)
             par, groups = self.state.graph.component(name).par, range(len(self.state.key_groups[name]))
-            chosen = random.sample(groups, random.choice([1, 10, 60, len(groups)]))
+            chosen = random.sample(groups, min(random.choice([1, 10, 60, len(groups)]), len(groups)))
             one = random.choice([None, random.randrange(par)])
             with suppress(TopologyError):
                 self.cluster.tell(Regrouped(NAME, name, {
@@ -73,10 +73,11 @@ class GeneratedRun:
 
     def scale(self, random: Random) -> None:
         """Ask that components have other numbers of tasks: those whose number does not change the rows."""
-        names = [part.name for part in self.shape.parts if part.inputs and not any(how in NUMBERED for _, how in part.inputs)]
+        names = [part.name for part in self.shape.parts
+                 if (part.inputs or part.splits) and not any(how in NUMBERED for _, how in part.inputs)]
         if names:
             chosen = random.sample(names, min(len(names), random.choice([1, 1, 2])))
-            with suppress(TopologyError):  # tasks are being moved, or it has snapshot()
+            with suppress(TopologyError):  # tasks are being moved, it has snapshot(), or fewer splits
                 self.cluster.tell(Rescaled(NAME, {name: random.randint(1, 6) for name in chosen}))
                 self.regrouped = True
 
@@ -103,8 +104,12 @@ class GeneratedRun:
     def sent(self) -> bool:
         """True if every spout has sent everything and, at least once, got every ack."""
         spouts = [task for spout in self.shape.spouts for task in tasks(self.cluster, spout.name)]
-        return len(spouts) == sum(spout.par for spout in self.shape.spouts) and self.state.status == "running" and all(
-            spout.component.exhausted and not spout.component.unacked_tuples for spout in spouts)
+        splits = sorted((task.name.component, split) for task in spouts if task.definition.splits
+                        for split in task.component.parts)
+        return (len(spouts) == sum(self.state.graph.component(spout.name).par for spout in self.shape.spouts)
+                and splits == [(spout.name, split) for spout in self.shape.spouts for split in range(spout.splits)]
+                and self.state.status == "running"
+                and all(spout.component.exhausted and not spout.component.unacked_tuples for spout in spouts))
 
     def finish(self) -> None:
         """Run until everything is sent and processed and, exactly once, committed."""

@@ -230,7 +230,7 @@ class Batches:
             return self._next(StopBatches())
         manifest = Manifest(self._topology, step.wave, step.epoch, graph.key_groups,
                             graph.parallelism, sorted(records, key=lambda record: record.task), now, step.epoch,
-                            self._offsets, self._digest, graph.declared)
+                            self._offsets, self._digest, graph.declared, graph.splits)
         self._check_groups(manifest)
         self._attempted, self._rounds_left = graph, self._repair_rounds
         return self._next(CommitPoint(manifest))

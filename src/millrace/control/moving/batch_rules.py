@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millrace.control.assignment import SWITCH
-from millrace.control.moves import Moving, connected, tasks_in
+from millrace.control.moves import Moving, at_stake, connected
 from millrace.control.topology_state import TopologyState
 
 
@@ -15,7 +15,7 @@ def failing_with(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
     Exactly once, all tasks are restored anyway."""
     if topology.graph.exactly_once or any(moving.retires for moving in moves):
         return together(topology, moves)
-    return connected(topology.handover.batch, tasks_in(moves))
+    return connected(topology.handover.batch, at_stake(moves))
 
 
 def together(topology: TopologyState, moves: list[Moving]) -> list[Moving]:
@@ -32,7 +32,7 @@ def publishes(topology: TopologyState) -> bool:
 
 def changes_receivers(batch: Iterable[Moving]) -> bool:
     """True if tuples that are on their way to a task would go to another one after the batch."""
-    return any(moving.groups or moving.retires for moving in batch)
+    return any((moving.groups and not moving.splits) or moving.retires for moving in batch)
 
 
 def overtook_receivers(topology: TopologyState) -> bool:
@@ -42,8 +42,10 @@ def overtook_receivers(topology: TopologyState) -> bool:
 
 
 def in_place(topology: TopologyState, moving: Moving) -> bool:
-    """True if the tasks of a move are still the incarnations that it began with."""
+    """True if the tasks that a move still needs are the incarnations that it began with."""
     places = topology.places
+    if moving.splits and topology.handover.phase == SWITCH:
+        return places.get(moving.target) == moving.new
     if moving.groups:
         return places.get(moving.task) == moving.old and places.get(moving.target) == moving.new
     return places.get(moving.task) == (moving.new if topology.handover.phase == SWITCH else moving.old)

@@ -8,6 +8,10 @@
 No wave runs during SWITCH: the state that the new incarnation starts from is that of exactly one point in the stream. A batch
 never has a task together with a direct upstream of it, because the marks of one would depend on the other's.
 
+The key groups of a spout are its splits, and nothing is sent to them. While they arm, their old owner stops reading them and
+waits until everything that it has sent of them is processed; then it tells their positions, with which they switch: only the
+new owner has to act then. So they need no wave, and their tuples stay in order. The other splits are read on.
+
 A move can be cancelled until it switches; the old incarnation has not been touched until then. After that there is no way
 back: if a worker is lost that takes part in it, or if it takes too long, the task counts as lost.
 """
@@ -32,6 +36,7 @@ from millrace.control.moves import (
     Moving,
     Regrouping,
     Wanted,
+    at_stake,
     causes_of,
     tasks_in,
 )
@@ -191,7 +196,10 @@ class HandoverControl:
             moving.trouble = event.error
             return []
         moving.copied_bytes = max(moving.copied_bytes, event.copied_bytes)
-        moving.armed = max(moving.armed, event.wave)
+        if moving.splits:
+            moving.arm_splits(event.starts)
+        else:
+            moving.armed = max(moving.armed, event.wave)
         return self._advance(topology)
 
     def taken(self, event: MoveTaken) -> list[Command]:
@@ -202,6 +210,8 @@ class HandoverControl:
         if event.error:
             return self._give_up(topology, [moving], event.error)
         moving.taken, moving.delta_bytes, moving.pause = True, event.delta_bytes, event.pause
+        if moving.splits:  # nobody has read them since it began
+            moving.pause = self.now - topology.handover.began
         moving.copied_bytes = max(moving.copied_bytes, event.copied_bytes)
         return self._done(topology) if all(each.taken for each in topology.handover.batch) else []
 
@@ -220,14 +230,14 @@ class HandoverControl:
         """A worker is lost, and a new assignment follows. Returns the tasks that are lost with it although they have another
         place already, and the commands to carry out."""
         handover = topology.handover
-        touched = [moving for moving in handover.batch if slot in (moving.old.slot, moving.new.slot) and not moving.taken]
+        touched = [moving for moving in handover.batch if moving.touches(slot, handover.phase == SWITCH) and not moving.taken]
         said = self._forget_waiting(topology, [task for task, wanted in handover.waiting.items() if wanted.slot == slot],
                                     f"worker {slot} was lost")
         if handover.phase != SWITCH:
             return [], [*said, *self._cancel(topology, touched, f"worker {slot} was lost")]
         touched = failing_with(topology, touched)
         ends = [*self._migrated(topology, touched, ROLLED_BACK, f"worker {slot} was lost"), *self._drop(topology, touched)]
-        stranded = dict.fromkeys(task for moving in touched for task in moving.tasks if topology.places[task].slot != slot)
+        stranded = dict.fromkeys(task for task in at_stake(touched) if topology.places[task].slot != slot)
         return list(stranded), [*said, *ends]
 
     def rolled_back(self, topology: TopologyState) -> list[Command]:
@@ -261,7 +271,7 @@ class HandoverControl:
         handover.groups_next = not handover.batch[0].groups
         handover.from_version, handover.in_flight = before, sum(topology.in_flight.values())
         handover.stateful = any(topology.graph.component(moving.task.component).stateful and not moving.retires
-                                for moving in handover.batch)
+                                and not moving.splits for moving in handover.batch)
         handover.base = topology.restore_point if handover.stateful else (0, 0, 0)
         handover.phase, handover.since, handover.began = ARM, self.now, self.now
         if topology.waves is not None and changes_receivers(handover.batch):
@@ -336,6 +346,8 @@ class HandoverControl:
                 owners = topology.key_groups[moving.task.component]
                 topology.key_groups[moving.task.component] = tuple(
                     moving.target.index if group in moving.groups else owner for group, owner in enumerate(owners))
+                for split, (position, _) in moving.starts.items():
+                    topology.positions[TaskId(moving.task.component, split)] = position
             elif not moving.retires:
                 topology.places[moving.task] = moving.new
         handover.in_flight = sum(topology.in_flight.values())
@@ -396,7 +408,7 @@ class HandoverControl:
     def _give_up(self, topology: TopologyState, moves: Iterable[Moving], reason: str) -> list[Command]:
         """Count the tasks as lost: they have left their old place, and did not arrive at the new one."""
         given_up = failing_with(topology, list(moves))
-        tasks = tasks_in(given_up)
+        tasks = at_stake(given_up)
         ends = [*self._migrated(topology, given_up, ROLLED_BACK, reason), *self._drop(topology, given_up)]
         text = f"{tasks_named(tasks)} lost while being moved: {reason}"
         return [Say(text, topology.graph.name, "warning", reason, tasks), *ends,

@@ -51,7 +51,7 @@ def _next_groups(topology: TopologyState) -> list[Moving]:
         if source in places and target in places:
             causes = [handover.regrouping.pop((name, group)).cause for group in groups]
             moves.append(Moving(handover.next_number(), source, target, places[source], places[target], causes[0],
-                                tuple(groups)))
+                                tuple(groups), splits=name in topology.graph.splits))
     return moves
 
 

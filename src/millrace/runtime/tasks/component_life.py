@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from millrace.api.bolt import Bolt
 from millrace.api.component import Component
-from millrace.api.spout import Spout
+from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.tuple import DEFAULT_STREAM
 from millrace.errors import StateNotKept
 from millrace.model.graph import resolve
 from millrace.runtime.tasks.output import BOLT, HANDLE, SPOUT, fast_emit
+from millrace.runtime.tasks.splits import SplitHandle, Splits
 from millrace.runtime.tasks.user_errors import USER_ERRORS, describe, error_of
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class ComponentLife:
     def build(self, empty_state: bool) -> None:
         """Make and initialize the component, and report keyed state that its `initialize` has replaced."""
         task = self._task
+        if isinstance(task.component, Splits):  # it may have some of its splits
+            task.component.close()
         task.component = self.make(empty_state)
         task.initialize()
         self._initialized = True
@@ -121,8 +124,26 @@ class ComponentLife:
     def make(self, empty_state: bool) -> Component:
         """Create an instance attached to the task. `empty_state`: it does not take over the previous one's state."""
         task = self._task
+        kind = resolve(task.definition.code)
+        component: Component = Splits(task, kind, self._make_split) if task.definition.splits else kind()
+        self._introduce(component)
+        component._handle = task
+        task.snapshots.attach(component, empty_state)
+        self._attach_emit(component)
+        return component
+
+    def _make_split(self, split: int, handle: SplitHandle) -> ReplayableSpout:
+        """Create the instance that reads one split of the task's spout."""
+        component: ReplayableSpout = resolve(self._task.definition.code)()
+        self._introduce(component)
+        component.task_index, component.parallelism = split, self._task.definition.splits
+        component.splits, component._handle = component.parallelism, handle
+        return component
+
+    def _introduce(self, component: Component) -> None:
+        """Tell a component where it runs."""
+        task = self._task
         topology, definition = task.topology, task.definition
-        component: Component = resolve(definition.code)()
         conf = {"topology.name": topology.graph.name, **topology.graph.config, **definition.config}
         component.topology_name, component.component_name = topology.graph.name, task.name.component
         component.task_id, component.task_index, component.parallelism = task.number, task.name.index, definition.par
@@ -132,10 +153,6 @@ class ComponentLife:
         component.tracked = topology.tracked
         component.exactly_once, component.epoch = topology.graph.exactly_once, topology.epoch
         component._commits = task.commits
-        component._handle = task
-        task.snapshots.attach(component, empty_state)
-        self._attach_emit(component)
-        return component
 
     def replace(self) -> None:
         """Replace the component after an error, if it asks for that. The old instance stays if the new one fails to start."""

@@ -144,15 +144,16 @@ _SIGNATURES = {
 }
 
 
-def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool) -> Callable[..., Any]:
+def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool, id_of: str = "tup_id") -> Callable[..., Any]:
     """Generate an `emit` for the default stream that handles the plain case itself and leaves the rest to `slow`. `form`
-    selects the signature: Bolt.emit, Spout.emit or TaskHandle.emit. `track`: keep the tuples' ids."""
+    selects the signature: Bolt.emit, Spout.emit or TaskHandle.emit. `track`: keep the tuples' ids, as the expression `id_of`
+    of `tup_id`."""
     names = [f"v{i}" for i in range(output.width)]
     source = _TEMPLATE.format(
         signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",
         tests=" and ".join(f"type({name}) in SCALARS" for name in names),
         no_anchors="" if form == SPOUT else "anchors is None and ", anchors="None" if form == SPOUT else "anchors",
-        tup_id="None" if form == BOLT else "tup_id", track="ids.append(tup_id)" if track else "")
+        tup_id="None" if form == BOLT else "tup_id", track=f"ids.append({id_of})" if track else "")
     scope: dict[str, Any] = {}
     exec(source, scope)
     emit: Callable[..., Any]

@@ -2,7 +2,8 @@
 
     tracking  spout_tracking.py  sends the chunks as roots, and handles their verdicts, losses and timeouts
     notices   spout_notices.py   calls of ack, fail, activate and deactivate
-    position  spout_position.py  the position of a source that can be replayed
+    position  spout_position.py  the position of a source that can be replayed, or those of its splits
+    split_moves  split_moves.py  splits that other tasks take over, or that it takes over from others
     lag       spout_lag.py       tuples that the source has and the spout has not emitted
 
 User code, in `step`'s execution, in `notices.deliver`, `position` and `lag`, may run on the task's own thread; everything else
@@ -19,10 +20,11 @@ from millrace.api.dataframe import DataFrameSpout
 from millrace.api.spout import ReliableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, SPOUT_WAIT
 from millrace.model.graph import TaskId
+from millrace.runtime.tasks.handover.split_moves import SplitMoves
 from millrace.runtime.tasks.host import TaskHost, TaskTopology
 from millrace.runtime.tasks.spout_lag import SpoutLag
 from millrace.runtime.tasks.spout_notices import Notice, SpoutNotices
-from millrace.runtime.tasks.spout_position import SpoutPosition
+from millrace.runtime.tasks.spout_position import SplitPositions, SpoutPosition
 from millrace.runtime.tasks.spout_tracking import SpoutTracking
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import USER_ERRORS
@@ -50,7 +52,9 @@ class SpoutTask(Task):
         self._raised = False  # next_tuple raised in the last step
         self.notices: SpoutNotices = SpoutNotices(self)
         self.tracking = SpoutTracking(self)
-        self.position = SpoutPosition(self)
+        self.splits = SplitPositions(self) if self.definition.splits else None
+        self.position = self.splits or SpoutPosition(self)
+        self.split_moves = SplitMoves(self)
         self.lag = SpoutLag(self)
 
     def initialize(self) -> None:
@@ -83,6 +87,7 @@ class SpoutTask(Task):
     def step(self, now: float) -> None:
         if self.departure is not None:
             self.departure.go_on()
+        self.split_moves.go_on()
         if self.busy or not self.started or (self.waves.pending and self.waves.run_next()):
             return
         notices = self.notices.take(room=not self.blocked)

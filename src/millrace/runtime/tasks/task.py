@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.handover.retirement import Retirement
     from millrace.runtime.tasks.handover.succession import Incarnation
     from millrace.runtime.tasks.host import TaskHost, TaskTopology
+    from millrace.runtime.tasks.spout_position import SplitPositions
 
 
 class Task:
@@ -81,6 +82,7 @@ class Task:
         self.waves = TaskWaves(self)
         self.arrival: Arrival | None = None  # it takes over from an incarnation elsewhere
         self.departure: Departure | Retirement | None = None  # an incarnation elsewhere takes over, or nobody does
+        self.splits: SplitPositions | None = None  # of a spout that has some
         self.cuts: dict[int, Channel] = {}  # by move: the channel that it has marked, which may be in use no more
         self.unwired = False  # it gets the channels of the current plan when its code has returned
         self.size_chunks()

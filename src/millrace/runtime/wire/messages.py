@@ -225,7 +225,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     revision: int
     at: float  # time of the report by the worker's clock
     tasks: list[dict[str, Any]]
-    positions: list[tuple[int, int, int]]  # topology, task, position
+    positions: list[tuple[int, int, int]]  # topology, number of the task or split, position
     in_flight: list[tuple[int, int]]  # topology, tuples
     starting: list[tuple[int, int]]  # topology, tasks that are not initialized yet
     errors: list[dict[str, Any]]
@@ -234,7 +234,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     memory_mb: float = 0.0
     topologies: list[TopologyReport] = []
     hosted: int = 0  # tasks here, of all topologies, including those that leave or arrive
-    reached: list[tuple[int, int, int]] = []  # topology, task, position before which a spout has sent everything
+    reached: list[tuple[int, int, int]] = []  # topology, task or split, position before which it has sent everything
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""
@@ -314,7 +314,8 @@ class Broken(msgspec.Struct, array_like=True, tag=22, tag_field="type"):
 
 
 class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
-    """Reports that the new incarnation of a task has the state of `wave`, or why it cannot be made."""
+    """Reports that the new incarnation of a task has the state of `wave`, or why it cannot be made. `starts`: as in
+    `MoveArmed`."""
 
     slot: int
     generation: int
@@ -324,6 +325,7 @@ class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
     wave: int
     copied_bytes: int = 0
     error: str = ""
+    starts: list[tuple[int, int, bytes]] = []
 
 
 class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):

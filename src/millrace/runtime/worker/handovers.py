@@ -67,6 +67,8 @@ class Handovers:
                 task.arrival.update(move)
             if isinstance(task, BoltTask) and (task.group_arrivals or task.group_departures):
                 self._update_groups(task)
+            elif isinstance(task, SpoutTask):
+                task.split_moves.update({move.number: move for move in moves})
 
     def _forget_past(self) -> None:
         """Forget what tasks remember of moves that have ended: no plan will name them again."""
@@ -150,6 +152,9 @@ class Handovers:
                 and move.number not in source.group_departures:
             departure = source.group_departures[move.number] = GroupDeparture(source, move, limit)
             departure.check()
+        for task in (source, target):
+            if isinstance(task, SpoutTask):
+                task.split_moves.begin(move)
 
     def _begin_retirement(self, move: Move) -> None:
         task = self._run.tasks.get(self._run.graph.number(move.task))
@@ -191,6 +196,8 @@ class Handovers:
         for task in self._run.tasks.values():
             if isinstance(task.departure, Retirement):
                 task.departure.go_on()
+            if isinstance(task, SpoutTask):
+                task.split_moves.go_on()
             if isinstance(task, BoltTask):
                 over = [number for number, departure in task.group_departures.items()
                         if number not in numbers and departure.over]
@@ -207,6 +214,8 @@ class Handovers:
                 task.departure.tell_again()
             for arrival in task.group_arrivals.values() if isinstance(task, BoltTask) else ():
                 arrival.tell_again()
+            if isinstance(task, SpoutTask):
+                task.split_moves.tell_again()
 
     def end_all(self) -> None:
         """End all of them."""

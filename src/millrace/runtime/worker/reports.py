@@ -44,11 +44,10 @@ class Reports:
                               "heavy_keys": {component: keys.shares() for component, keys in task.heavy_keys.items()}})
                 self._check_state(task)
                 in_flight[run.number] += task.queue_length + task.waiting() + (0 if task.idle() else 1)
-                if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
-                    positions.append((run.number, task.number, position))
                 if isinstance(task, SpoutTask):
+                    positions += self._positions(task)
                     task.lag.ask()  # last, because the call may go on after the report: the task counts as busy then
-            reached += [(run.number, run.graph.number(name), sent.reached) for name, sent in run.sent.items()]
+            reached += [(run.number, run.graph.source_number(source), sent.reached) for source, sent in run.sent.items()]
             in_flight[run.number] += sum(not task.idle() for task in run.handovers)
         return wire.Report(worker.slot, worker.generation, worker.revision, worker.clock.now(), tasks, positions,
                            list(in_flight.items()), list(starting.items()), worker.errors.take(),
@@ -58,8 +57,13 @@ class Reports:
 
     def ended(self, task: Task) -> None:
         """Report the position of a spout that ends here and is to start elsewhere once more."""
-        if isinstance(task, SpoutTask) and (position := task.position.reported()) is not None:
-            self._left.append((task.topology.number, task.number, position))
+        if isinstance(task, SpoutTask):
+            self._left += self._positions(task)
+
+    def _positions(self, task: SpoutTask) -> list[tuple[int, int, int]]:
+        run = task.topology
+        return [(run.number, run.graph.source_number(source), position)
+                for source, position in task.position.reported().items()]
 
     def _check_state(self, task: Task) -> None:
         """Warn once of keyed state in a topology that runs no waves because no class declares state."""

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from millrace.errors import ThreadDied
-from millrace.runtime.tasks.checkpointing.snapshots import StoreThread
+from millrace.runtime.tasks.checkpointing.snapshot import StoreThread
 from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.worker.long_calls import RunningJob
 

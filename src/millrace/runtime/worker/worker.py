@@ -22,7 +22,7 @@ from millrace.runtime.feeds.feed import NoFeeds
 from millrace.runtime.flow.channel import Inlet
 from millrace.runtime.flow.links import Links, Peers
 from millrace.runtime.tasks.bolt import BoltTask
-from millrace.runtime.tasks.checkpointing.snapshots import STORE_THREADS
+from millrace.runtime.tasks.checkpointing.snapshot import STORE_THREADS
 from millrace.runtime.tasks.handover.retirement import Retirement
 from millrace.runtime.tasks.host import FeedOpener, TaskTopology, Threads
 from millrace.runtime.tasks.spout import SpoutTask

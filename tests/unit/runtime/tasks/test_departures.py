@@ -48,7 +48,7 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> Any:
         drained=lambda *args: True, before_wave=lambda: None, send_waiting=lambda: None, leave=lambda: None, due_in=dict,
         unblocked=lambda: None, size_chunks=lambda: None,
         snapshots=SimpleNamespace(unsettled=lambda: (set(), set()),
-                                  hand_over=lambda *args: SimpleNamespace(pieces={}, position=None, staged=b"")))
+                                  hand_over=lambda *args: SimpleNamespace(pieces={}, position=None, staged=b"", splits={})))
 
     def on_own_thread(call: Any, then: Any) -> None:
         call()

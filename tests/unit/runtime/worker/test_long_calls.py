@@ -15,7 +15,7 @@ from millrace.api.tuple import Tuple
 from millrace.control.workers import LongCall
 from millrace.model.graph import TaskId
 from millrace.runtime.clock import ManualClock
-from millrace.runtime.tasks.checkpointing.snapshots import STORE_THREADS
+from millrace.runtime.tasks.checkpointing.snapshot import STORE_THREADS
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker import long_calls
 from millrace.runtime.worker.long_calls import LongCalls, running_code

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from millrace.api.bolt import Bolt
 from millrace.api.component import Component
@@ -18,39 +18,27 @@ from millrace.control.waves import INIT
 from millrace.errors import EncodingError, OutputMissing
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.overtaken import unpacked
+from millrace.runtime.tasks.checkpointing.snapshot import STORE_THREADS, Pieces, Snapshot
 from millrace.runtime.tasks.checkpointing.wave_answers import WaveAnswers
 from millrace.runtime.tasks.checkpointing.wave_copy import CopiedGroups, copy_wave
+from millrace.runtime.tasks.splits import place_of
 from millrace.runtime.wire.messages import WaveMark
-from millrace.state.checkpoint import IN_FLIGHT, OWN, Blocks, InFlightStream, PieceRef, TaskRecord, blob_name, pack
+from millrace.state.checkpoint import (
+    IN_FLIGHT,
+    OWN,
+    Blocks,
+    InFlightStream,
+    PieceRef,
+    SplitRecord,
+    TaskRecord,
+    blob_name,
+    pack,
+)
 from millrace.state.packing import pack_value, unpack_value
 from millrace.state.task_state import TaskState, open_states
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
-
-Pieces = dict[int, tuple[bool, bytes]]
-
-
-class Snapshot(NamedTuple):
-    """A task's state at a wave. `position`: that of a replayable spout; `prepared`: tokens of a sink's output; `streams`: those
-    of the input that the wave has overtaken."""
-
-    pieces: Pieces
-    position: int | None
-    prepared: list[str] = []
-    streams: list[InFlightStream] = []
-    staged: bytes = b""  # of a sink whose task moves
-
-
-class StoreThread:
-    """Names a thread that writes and reads snapshots for the tasks of a worker."""
-
-    def __init__(self, number: int) -> None:
-        self.name = f"store {number}"
-
-
-STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: one for each of hundreds would be idle
-
 
 class Snapshots:
     """The snapshots of one task: written at waves, restored from them, and handed over to another incarnation."""
@@ -74,6 +62,7 @@ class Snapshots:
         self._lost: set[int] = set()  # groups whose last piece was not written
         self.saving: int | None = None  # the wave whose snapshot is being written: one at a time
         self._restored: tuple[Any, int | None] | None = None
+        self._splits: dict[int, SplitRecord] = {}  # of the component, at the wave to restore
         self._promised: list[TaskRecord] = []  # of the component, at the wave to restore
         self._put_back: list[Delivery] = []  # input that this wave had overtaken
 
@@ -123,12 +112,12 @@ class Snapshots:
         component = self.task.component
         own = component.snapshot()
         pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
-        position = component.position() if isinstance(component, ReplayableSpout) else None
+        position, splits = place_of(component)
         prepared = list(component.prepare(mark.wave) or ()) if self.task.commits else []
         if self.state is not None:
             self.state.spoil(spoiled)
             pieces.update(self.state.snapshot(mark.whole))
-        return Snapshot(pieces, position, prepared)
+        return Snapshot(pieces, position, prepared, splits=splits)
 
     def _encoded(self, own: Any) -> bytes:
         try:
@@ -182,7 +171,7 @@ class Snapshots:
         """Write the snapshot at once; returns the record of all state of the task."""
         self._replace_whole(snapshot.pieces)
         self._write_pieces(wave, snapshot.pieces)
-        return self.record(snapshot.position, prepared=snapshot.prepared)
+        return self.record(snapshot.position, prepared=snapshot.prepared, splits=snapshot.splits)
 
     def rewrite(self, wave: int, record: TaskRecord, lost: Collection[str]) -> TaskRecord | None:
         """Write again, whole, the key groups of the record that need a lost blob. None if the task's own snapshot is lost: it
@@ -191,7 +180,7 @@ class Snapshots:
             return None
         groups = {group for group, chain in record.chains.items() if any(ref.blob in lost for ref in chain)}
         self._write_pieces(wave, self.state.snapshot(groups))
-        return self.record(record.position, prepared=record.prepared)
+        return self.record(record.position, prepared=record.prepared, splits=record.splits)
 
     def _write_pieces(self, wave: int, pieces: Pieces) -> None:
         blob, parts, refs = self._packed(wave, pieces)
@@ -224,15 +213,16 @@ class Snapshots:
 
     def _prepared(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """Answer with the chains that changed; the master has the others."""
-        self.answers.give(mark, self.record(snapshot.position, self._changed, snapshot.prepared))
+        self.answers.give(mark, self.record(snapshot.position, self._changed, snapshot.prepared, snapshot.splits))
 
-    def record(self, position: int | None, groups: Collection[int] | None = None, prepared: Sequence[str] = ()) -> TaskRecord:
+    def record(self, position: int | None, groups: Collection[int] | None = None, prepared: Sequence[str] = (),
+               splits: Mapping[int, SplitRecord] | None = None) -> TaskRecord:
         """The record to restore the task from: the chains of these key groups, or of all, its own snapshot, its position."""
         needed = self.blobs()
         self._blocks = {blob: blocks for blob, blocks in self._blocks.items() if blob in needed}
         chains = {group: chain for group, chain in self._chains.items() if groups is None or group in groups}
         return TaskRecord(*self.task.name, chains, self._own, position, dict(self._blocks), list(prepared),
-                          self._in_flight, self._streams)
+                          self._in_flight, self._streams, dict(splits or {}))
 
     def blobs(self) -> set[str]:
         """The blobs that the task's state is in."""
@@ -314,6 +304,7 @@ class Snapshots:
             self._chains = {group: chain for group, chain in {**self._chains, **stale}.items() if chain}
         if with_own:
             self._promised = component
+            self._splits = {split: place for record in component for split, place in record.splits.items()}
             self._own = own[0] if own else None
             self._in_flight = in_flight[0] if in_flight else None
             self._put_back = unpacked(pieces[in_flight[0]], self.task.topology.graph, name) if in_flight else []
@@ -344,6 +335,8 @@ class Snapshots:
         own, position = self._restored or (None, None)
         if own is not None:
             component.restore(own)
+        if self.task.splits is not None:
+            self.task.splits.restore_from(self._splits)
         if self.task.name in self.task.topology.positions:  # at most once: the component is there already
             position = None
         if position is not None and isinstance(component, ReplayableSpout):
@@ -391,12 +384,12 @@ class Snapshots:
         component = self.task.component
         own = component.snapshot()
         pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
-        position = component.position() if isinstance(component, ReplayableSpout) else None
+        position, splits = place_of(component)
         staged = pack_value(component.hand_over()) if self.task.commits else b""
         if self.state is not None:
             self.state.spoil(lost)
             pieces.update(self.state.last_pieces(changed))
-        return Snapshot(pieces, position, staged=staged)
+        return Snapshot(pieces, position, staged=staged, splits=splits)
 
     def empty(self) -> None:
         """Drop entries that the component has set while it was initialized: the incarnation before it had set them, too, and
@@ -482,11 +475,14 @@ class Snapshots:
         if self.state is not None:
             self.state.adopt(group, piece)
 
-    def take_over(self, own: bytes | None, position: int | None, staged: bytes) -> None:
+    def take_over(self, own: bytes | None, position: int | None, staged: bytes,
+                  splits: Mapping[int, tuple[int, bytes, int]]) -> None:
         """Give the component the own state of the incarnation before it. Called where the task runs, after `initialize`."""
         component = self.task.component
         if own is not None:
             component.restore(unpack_value(own))
+        if self.task.splits is not None:
+            self.task.splits.take({split: (start, state) for split, (start, state, _) in splits.items()})
         if position is not None and isinstance(component, ReplayableSpout):
             component._next_position = position
             component.seek(position)

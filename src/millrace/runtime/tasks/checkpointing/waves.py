@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from millrace.control.waves import INIT, PREPARE, ROLLBACK
 from millrace.errors import RowsLost
-from millrace.runtime.tasks.checkpointing.snapshots import Snapshot
+from millrace.runtime.tasks.checkpointing.snapshot import Snapshot
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 from millrace.state.checkpoint import IN_FLIGHT

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.control.assignment import Move
+from millrace.model.graph import TaskId
 from millrace.runtime.tasks.handover.parts import STAGED, Closing
 from millrace.runtime.tasks.handover.takeover import Takeover
 from millrace.runtime.tasks.user_errors import error_of
@@ -79,7 +80,9 @@ class Arrival(Takeover):
         def take() -> None:
             if self._task.definition.dataframe:
                 self._task.life.build(empty_state=True)
-            self._task.snapshots.take_over(self._own, closing.position, self._staged)
+            for split, (_, _, reached) in closing.splits.items():
+                self._task.topology.sent[TaskId(self._task.name.component, split)].reached = reached
+            self._task.snapshots.take_over(self._own, closing.position, self._staged, closing.splits)
 
         self._error = error_of(take)
 

@@ -10,13 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.control.assignment import Move
+from millrace.model.graph import TaskId
 from millrace.runtime.tasks.handover.parts import STAGED, Closing, send_state
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Channel
-    from millrace.runtime.tasks.checkpointing.snapshots import Snapshot
+    from millrace.runtime.tasks.checkpointing.snapshot import Snapshot
     from millrace.runtime.tasks.task import Task
 
 PATIENCE = 0.5  # share of the time for a switch after which a task leaves what is not acked to be replayed
@@ -74,7 +75,9 @@ class Departure:
             pieces = {**snapshot.pieces, STAGED: (True, snapshot.staged)} if snapshot.staged else snapshot.pieces
             send_state(task, self.move, pieces, Closing(
                 snapshot.position, task.due_in(), paused, stopped_at=self._froze_at,
-                reached=task.topology.sent[task.name].reached if task.begins_waves else 0))
+                reached=task.topology.sent[task.name].reached if task.begins_waves and not snapshot.splits else 0,
+                splits={split: (place.position, place.own, task.topology.sent[TaskId(task.name.component, split)].reached)
+                        for split, place in snapshot.splits.items()}))
         else:
             assert self._error is not None
             task.report_error(self._error, None)

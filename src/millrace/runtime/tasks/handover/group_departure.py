@@ -17,7 +17,7 @@ from millrace.runtime.wire import messages as wire
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Channel
     from millrace.runtime.tasks.bolt import BoltTask
-    from millrace.runtime.tasks.checkpointing.snapshots import Pieces
+    from millrace.runtime.tasks.checkpointing.snapshot import Pieces
 
 
 class GroupDeparture:

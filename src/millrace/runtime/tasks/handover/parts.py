@@ -21,7 +21,7 @@ STAGED, CLOSING = -4, -3  # in place of a key group: rows that a two-phase sink 
 class Closing(msgspec.Struct, array_like=True, frozen=True):
     """The last part: what is not in pieces. `due`: seconds until the task's tick and timer. `paused`: seconds since it stopped
     working; `stopped_at`: when that was. `error`: why there is no state. `reached`: the position before which a spout has sent
-    everything."""
+    everything. `splits`: position, `snapshot()` and that position, of each split of a spout that has some."""
 
     position: int | None = None
     due: dict[str, float] = {}
@@ -29,6 +29,7 @@ class Closing(msgspec.Struct, array_like=True, frozen=True):
     error: str = ""
     stopped_at: float = 0.0
     reached: int = 0
+    splits: dict[int, tuple[int, bytes, int]] = {}
 
 
 _closing = msgspec.msgpack.Decoder(Closing)

@@ -1,0 +1,31 @@
+"""One snapshot of a task, and the threads that write and read snapshots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from millrace.state.checkpoint import InFlightStream, SplitRecord
+
+Pieces = dict[int, tuple[bool, bytes]]
+
+
+class Snapshot(NamedTuple):
+    """A task's state at a wave. `position`: that of a replayable spout, `splits`: those of one with splits; `prepared`: tokens
+    of a sink's output; `streams`: those of the input that the wave has overtaken."""
+
+    pieces: Pieces
+    position: int | None
+    prepared: list[str] = []
+    streams: list[InFlightStream] = []
+    staged: bytes = b""  # of a sink whose task moves
+    splits: dict[int, SplitRecord] = {}
+
+
+class StoreThread:
+    """Names a thread that writes and reads snapshots for the tasks of a worker."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"store {number}"
+
+
+STORE_THREADS = tuple(map(StoreThread, range(4)))  # shared by all tasks: one for each of hundreds would be idle
