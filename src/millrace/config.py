@@ -169,6 +169,18 @@ LEAVE_LIMIT = Setting("worker.leave.limit.secs", 300.0, low=0.1,
 RESTART_WAIT = Setting("worker.restart.wait.secs", 60.0, low=0.1,
                        about="Seconds that the master waits for a worker that is restarted. Then tasks that could not be "
                              "handed over, whose places it has kept, start on other workers.")
+AUTO_MIN = Setting("worker.auto.min", 1, low=1, about="Fewest workers; see `worker.auto.max`.")
+AUTO_MAX = Setting("worker.auto.max", 0, low=0,
+                   about="Most workers: their number follows the load between `worker.auto.min` and this. 0: it changes only "
+                         "by hand. `millrace workers auto` changes both while topologies run.")
+AUTO_IDLE = Setting("worker.auto.idle.secs", 60.0, low=0,
+                    about="Seconds that a worker must have had no tasks, or little to do, before it is given back.")
+AUTO_COOLDOWN = Setting("worker.auto.cooldown.secs", 60.0, low=0,
+                        about="Seconds after workers were added or given back in which their number is not changed again.")
+AUTO_SHARE = Setting("worker.auto.share", 0.5, low=0,
+                     about="Highest load of a worker, as a share of a core or of its loop's time, at which it may hand its "
+                           "tasks over and be given back; the others must not exceed it then either. 0: only workers without "
+                           "tasks are given back. At most 0.8.")
 RECOVERY_GRACE = Setting("recovery.grace.secs", 0.5, low=0,
                          about="Seconds after the loss of a worker before unfinished tuples are replayed.")
 FRAME_LIMIT = Setting("wire.frame.limit.bytes", 64 * 2**20, low=4096, about="Largest frame that is sent or accepted.")

@@ -45,9 +45,9 @@ class Narrow(Topology):
 
 
 def fullest(cluster: LocalCluster) -> int:
-    """The largest number of chunks of one channel in an inbox."""
+    """The largest number of chunks of one channel in an inbox, however many parts they are processed in."""
     counts = Counter((task.name, delivery.inlet) for name in ("through", "sink") for task in cluster.tasks(name)
-                     for delivery in task.inbox.waiting)
+                     for delivery in task.inbox.waiting if not delivery.more)
     return max(counts.values(), default=0)
 
 

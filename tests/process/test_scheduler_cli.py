@@ -355,8 +355,8 @@ def test_a_rebalance_that_is_refused_or_cancelled(cli: Cli, stream: AuditedStrea
     stream.advance(50)
 
 
-def test_a_resident_topology_keeps_its_parallelism(cli: Cli, stream: AuditedStream) -> None:
-    assert_one_line(cli("scale", "count=3"), "a resident topology keeps its parallelism while it runs")
+def test_scale_refuses_what_cannot_be(cli: Cli, stream: AuditedStream) -> None:
+    assert_one_line(cli("scale", "lines=3"), "is a spout")
     assert_one_line(cli("scale", "nope=3"), "no running topology has 'nope'; audited has ")
 
 

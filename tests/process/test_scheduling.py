@@ -18,6 +18,7 @@ from millrace.master.requests.client import ask
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
 from millrace.workloads.audit import AuditResult, audit, true_counts
+from support.load.hot_stream import HotPage
 from support.processes.forked import ForkedCluster
 from support.topologies.audited import (
     SECONDS,
@@ -313,6 +314,22 @@ def test_skewed_key_groups_are_balanced_while_it_runs(cluster: ForkedCluster, tm
     assert_all_exact(stream.finish_both())
 
 
+def test_a_key_that_fills_a_task_is_reported_once() -> None:
+    with ForkedCluster(2, settings={"load.period.secs": 1.0, "history.url": "none"}) as cluster:
+        master = cluster.master
+        cluster.submit(HotPage, name="hot", config={"topology.guarantee": "at-most-once"})
+        assert master.wait_until(lambda: bool(master.scheduling.hot_groups.warnings()), SECONDS), master.status()
+        first = master.scheduling.sample
+        assert master.wait_until(lambda: master.scheduling.sample is not first, SECONDS)
+        status = master.status()
+        (warning,) = status["warnings"]
+        assert warning.startswith("hot: key group ") and "The key 'home' has about " in warning
+        events = [event for event in status["events"] if "tasks cannot share a key group" in event["text"]]
+        assert [event["level"] for event in events] == ["warning"]
+        load = ask(master.name, "load", topology="hot")["topologies"]["hot"]
+        assert load["components"]["clicks"]["blocked"] > load["components"]["visits"]["blocked"] == 0.0
+
+
 def test_a_scheduler_that_moves_everything_each_time_is_not_followed(cluster: ForkedCluster, stream: AuditedStream) -> None:
     version = stream.state.version
     cluster.master.set_scheduler(user("Shuffles"), {}, QUICK)
@@ -332,7 +349,7 @@ def test_a_change_during_scheduling_overtakes_the_plan(cluster: ForkedCluster, s
     other = AuditedStream(master, tmp_path / "other", "other", rate=RATE)
     other.advance(50)
     master.set_scheduler(user("Gathers"), {}, {**QUICK, "min_gain": 0.0, "overload": 100.0})
-    stream.until(lambda: master.scheduling._asking and len(master.scheduling.situation().graphs) == 2)
+    stream.until(lambda: master.scheduling.asking and len(master.scheduling.situation().graphs) == 2)
     before = slots_of(stream)
     if change == "ended":
         master.kill("other", wait=0)
@@ -343,7 +360,7 @@ def test_a_change_during_scheduling_overtakes_the_plan(cluster: ForkedCluster, s
     else:
         master.set_scheduler("off", {}, {})
     if change == "chosen":  # nothing waits for the gate now
-        stream.until(lambda: not master.scheduling._asking)
+        stream.until(lambda: not master.scheduling.asking)
         assert not decisions(master, user("Gathers"))
     else:
         gate.write_text("go on")
@@ -369,7 +386,7 @@ def test_another_scheduler_can_be_set_while_one_hangs(cluster: ForkedCluster, st
     master = cluster.master
     for name in ("otd", user("Tuned")):
         master.set_scheduler(user("Hangs"), {}, {**QUICK, "time_limit": 1e6})
-        stream.until(lambda: master.scheduling._asking)
+        stream.until(lambda: master.scheduling.asking)
         master.set_scheduler(name, {}, QUICK)
         stream.until(lambda name=name: times(master, name) >= 1)
     assert not decisions(master, user("Hangs")), "an abandoned request is not a failure"
@@ -380,5 +397,5 @@ def test_the_master_ends_while_a_scheduler_hangs(tmp_path: Path) -> None:
     with ForkedCluster(1, settings={"history.url": "none"}) as cluster:
         stream = AuditedStream(cluster.master, tmp_path, rate=RATE)
         cluster.master.set_scheduler(user("Hangs"), {}, {**QUICK, "time_limit": 1e6})
-        stream.until(lambda: cluster.master.scheduling._asking)
+        stream.until(lambda: cluster.master.scheduling.asking)
     assert not (tmp_path / "state").exists(), "history.url is none: nothing is kept"

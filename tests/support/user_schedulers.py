@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, NoChange, SchedulingResult, next_plan
+from millrace.schedulers.even import Even
 from millrace.schedulers.parameters import check_parameters, parameter
 
 Graphs = Sequence[TopologyGraph]
@@ -202,3 +203,9 @@ class ForgetsToReturn:
 class FailsToEstimate(ForgetsToReturn):
     def add(self, sample: Load) -> Any:
         raise ZeroDivisionError("no samples")
+
+
+class SpreadsAlways(Even):
+    """Spreads tasks over all workers, whatever that gains."""
+
+    WEIGHS_ITSELF: ClassVar[bool] = True

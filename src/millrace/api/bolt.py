@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millrace.api.component import Component
@@ -28,6 +28,11 @@ class Bolt(Component):
 
     # True: if `process_rows` raises it has kept nothing of the chunk, so that its rows can be processed again one by one
     keeps_all_or_none: ClassVar[bool] = False
+
+    # A staticmethod (one, other) -> values that merges two input tuples of a key into one that has the same effect, as plain
+    # tuples in the order in which they were emitted: for example (word, 3) and (word, 4) into (word, 7). Tasks that send to the
+    # bolt by a fields grouping then merge the tuples of hot keys in a chunk, so that a hot key does not overload its owner.
+    merge: ClassVar[Callable[[tuple[Any, ...], tuple[Any, ...]], Sequence[Any]] | None] = None
 
     # Keyed by the fields grouping; snapshotted at each wave. See api/keyed/declared.py for other kinds.
     state = State()

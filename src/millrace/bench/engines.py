@@ -96,12 +96,22 @@ def _rescale(amounts: Amounts, console: Console) -> dict[str, Any]:
         ours = _on_millrace("rescale", corpus=str(corpus), rounds=amounts.rounds, batches=amounts.batches,
                             batch_lines=amounts.rescale_lines)
         console.print("the same by stopping and restarting Structured Streaming ...")
-        options = {"corpus": corpus, "batch-lines": amounts.rescale_lines, "batches": amounts.batches,
-                   "rounds": amounts.rounds, "partitions": SCALED}
-        command = [sys.executable, str(Path(spark_rescale.__file__)),
-                   *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
-        spark = run_child("spark_rescale", command, script_environment(os.environ, ensure_java()), LIMIT_SECONDS)
+        spark = _restarted_spark(corpus, amounts)
     return {"microbatch": ours, "spark": spark}
+
+
+def rescale_spark(amounts: Amounts) -> dict[str, Any]:
+    """Structured Streaming that is stopped, repartitioned and started again, by itself."""
+    with corpus_in_memory(lines_per_file=amounts.rescale_lines // 2) as corpus:
+        return _restarted_spark(corpus, amounts)
+
+
+def _restarted_spark(corpus: Path, amounts: Amounts) -> dict[str, Any]:
+    options = {"corpus": corpus, "batch-lines": amounts.rescale_lines, "batches": amounts.batches, "rounds": amounts.rounds,
+               "partitions": SCALED}
+    command = [sys.executable, str(Path(spark_rescale.__file__)),
+               *(part for name, value in options.items() for part in (f"--{name}", str(value)))]
+    return run_child("spark_rescale", command, script_environment(os.environ, ensure_java()), LIMIT_SECONDS)
 
 
 def _on_millrace(part: str, **settings: Any) -> dict[str, Any]:
@@ -113,12 +123,16 @@ def rescale_gaps(microbatch: dict[str, Any], spark: dict[str, Any]) -> dict[str,
     """The longest time without output, less the usual time between two batches: the median of all changes, and the first one,
     when processes have to start and code is compiled."""
     ours = [gap - usual for gap, usual in zip(microbatch["gaps_ms"], microbatch["usual_ms"], strict=True)]
-    theirs = [gap - spark["usual_ms"] for gap in spark["gaps_ms"]]
-    return {"microbatch_gap_ms": _positive(statistics.median(ours)),
-            "spark_restart_gap_ms": _positive(statistics.median(theirs)),
-            "microbatch_first_gap_ms": _positive(ours[0]), "spark_restart_first_gap_ms": _positive(theirs[0]),
-            "microbatch_usual_ms": round(statistics.median(microbatch["usual_ms"])), "spark_usual_ms": spark["usual_ms"],
+    return {"microbatch_gap_ms": _positive(statistics.median(ours)), "microbatch_first_gap_ms": _positive(ours[0]),
+            "microbatch_usual_ms": round(statistics.median(microbatch["usual_ms"])), **spark_gaps(spark),
             "microbatch_slow_batches": sum(microbatch["slow_batches"])}
+
+
+def spark_gaps(spark: dict[str, Any]) -> dict[str, int]:
+    """The same of Structured Streaming alone."""
+    theirs = [gap - spark["usual_ms"] for gap in spark["gaps_ms"]]
+    return {"spark_restart_gap_ms": _positive(statistics.median(theirs)), "spark_restart_first_gap_ms": _positive(theirs[0]),
+            "spark_usual_ms": spark["usual_ms"]}
 
 
 def _positive(milliseconds: float) -> int:

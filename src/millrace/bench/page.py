@@ -12,10 +12,10 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from millrace.bench.aims import Aim, Figure, Result
+from millrace.bench.elastic.report import ELASTIC_AIMS, elastic_tables
 from millrace.bench.handover.figures import COLUMNS, cells
 from millrace.bench.migration.ratios import HANDOVER_WORST, ratio_text
 from millrace.bench.migration.tables import markdown_table, paper_tables, standing_rows
@@ -26,8 +26,6 @@ from millrace.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from millrace.control.moves import BY_HANDOVER
 from millrace.errors import MillraceError
 
-Result = dict[str, Any]
-Figure = float | tuple[float, float]
 PAGE = Path("docs") / "BENCHMARKS.md"
 README = Path("README.md")
 COPIES = Path("docs") / "benchmarks"
@@ -42,31 +40,6 @@ FAULTS = {f"faults-{EXACTLY_ONCE}": "exactly once", f"faults-{AT_LEAST_ONCE}": "
           f"faults-microbatch-{EXACTLY_ONCE}": "microbatch engine, exactly once",
           f"faults-microbatch-{AT_LEAST_ONCE}": "microbatch engine, at least once"}
 _STAMP = re.compile(r"-\d{8}-\d{6}$")
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """One aim: a figure of a result and its bound. `value` returns None if the run has no such figure, and two figures if the
-    first is to be so many times the second. `strict`: equal is not enough."""
-
-    result: str
-    text: str
-    value: Callable[[Result], Figure | None]
-    bound: float
-    at_most: bool = False
-    strict: bool = False
-
-    def is_met(self, figure: Figure) -> bool:
-        ours, theirs = figure if isinstance(figure, tuple) else (figure, 1.0)
-        bound = self.bound * theirs
-        if ours == bound:
-            return not self.strict
-        return ours < bound if self.at_most else ours > bound
-
-    @property
-    def bound_text(self) -> str:
-        kinds = ("more than", "less than") if self.strict else ("at least", "at most")
-        return f"{kinds[self.at_most]} {self.bound:g}"
 
 
 def _ratio(name: str) -> Callable[[Result], float | None]:
@@ -202,6 +175,7 @@ ALL_AIMS = (
         _pair("nstorm+_degradation_to_nstorm_long_cycles"), 1.0, at_most=True, strict=True),
     Aim("migration", "hand-over to the best of the other strategies, in its worst column of all workloads",
         _unless_failed(_ratio(HANDOVER_WORST)), 1.0, at_most=True),
+    *ELASTIC_AIMS,
     *(Aim(name, f"words lost, repeated, torn or wrong, and wrong counts: {text}",
           _forbidden("lost", "repeated", "wrong", "beyond", "torn_bytes", "counts_wrong"), 0, at_most=True)
       for name, text in FAULTS.items() if name.endswith(EXACTLY_ONCE)),
@@ -484,5 +458,5 @@ def _figure(value: float | None, spec: str) -> str:
 TABLES: dict[str, Callable[[Result], list[str]]] = {
     "wordcount": wordcount_tables, "engines": engines_tables, "memory": memory_tables,
     "scheduler": scheduler_tables, "replanning": replanning_tables, "state": state_tables,
-    "handover": handover_tables, "migration": migration_tables,
+    "handover": handover_tables, "migration": migration_tables, "elastic": elastic_tables,
     **dict.fromkeys(FAULTS, faults_tables)}

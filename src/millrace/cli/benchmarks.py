@@ -139,6 +139,30 @@ def bench_migration(strategies: Annotated[list[str] | None, typer.Option(metavar
         raise MillraceError(f"not every run was exact: {wrong}")
 
 
+@bench_app.command("elastic")
+def bench_elastic(seconds: Annotated[float, typer.Option(help="Seconds watched after the step; the other parts are in "
+                                                              "proportion to it.", min=5)] = 120,
+                  t_max_ms: Annotated[float, typer.Option(metavar="MS", help="The latency that the elastic loop is to keep, on "
+                                                                             "average.", min=1)] = 300,
+                  model: Annotated[str, typer.Option(metavar="NAME", help="Model of the elastic loop.")] = "erstream",
+                  only: Annotated[list[str] | None, typer.Option(metavar="PART", help="step, sine, rescale or others; may be "
+                                                                                       "repeated. Unset: all.")] = None,
+                  quick: Annotated[bool, typer.Option(help="Short parts, to see that it runs.")] = False,
+                  as_json: Json = False) -> None:
+    """Triple the load of a topology, let it swing; check every tuple.
+
+    The elastic loop changes the parallelism. Then changes by hand, and other engines beside them.
+    """
+    from millrace.bench.elastic.run import ELASTIC_PARTS, QUICK_SECONDS, faulty_parts, run_elastic
+
+    result = run_elastic(QUICK_SECONDS if quick else seconds, t_max_ms, model, only or ELASTIC_PARTS, live=not as_json,
+                         quick=quick)
+    if as_json:
+        typer.echo(json.dumps(result))
+    if faulty := faulty_parts(result):
+        raise MillraceError(f"not every run was exact, or has figures: {faulty}")
+
+
 def split_names(values: list[str] | None) -> list[str]:
     """The names of a repeated option, of which each value may have several between commas."""
     return [name for value in values or [] for name in value.replace(",", " ").split()]

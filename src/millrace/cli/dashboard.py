@@ -44,6 +44,9 @@ def _cluster(status: dict[str, Any]) -> Group:
             lines.append(Hanging(f"{count(status[key])} {what}", style="yellow"))
     if status["hosts_without_workers"]:
         lines.append(Hanging(f"hosts without workers: {', '.join(status['hosts_without_workers'])}", style="yellow"))
+    auto = status["workers_auto"]
+    if auto["on"]:
+        lines.append(Hanging(f"workers auto {auto['min']}..{auto['max']}: {auto['under_way'] or auto['decision']}"))
     if not status["topologies"]:
         lines.append(Hanging("no topology is running"))
     return Group(*lines, Text())

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.cli.benchmarks import bench_app
+from millrace.cli.elastic import elastic_app
 from millrace.cli.options import (
     RESUME,
     RESUME_AUTO,
@@ -35,6 +36,7 @@ from millrace.errors import MillraceError, NotTheAuthor
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
                   help="Storm-style stream topologies on Spark, managed while they run.")
 app.add_typer(bench_app, name="bench")
+app.add_typer(elastic_app, name="elastic")
 app.add_typer(scheduler_app, name="scheduler")
 app.add_typer(workers_app, name="workers")
 DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "

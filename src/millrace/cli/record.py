@@ -12,6 +12,7 @@ from rich.text import Text
 from millrace.cli.figures import UNKNOWN, count, milliseconds, number_of, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, shortened, task_names
 from millrace.control.migrations import HAND_OVER
+from millrace.control.scaling import BY_SCALING
 
 BAR_WIDTH = 30
 TASKS_SHOWN = 40  # characters
@@ -154,6 +155,9 @@ def _target(move: dict[str, Any]) -> str:
 
 
 def _tasks(row: dict[str, Any]) -> str:
+    """The tasks that moved; of a change of parallelism, the numbers of tasks that were wanted."""
+    if row["strategy"] == BY_SCALING:
+        return ", ".join(f"{name}={tasks:g}" for name, tasks in sorted(row["parameters"].items()))
     tasks = [move["task"] for move in row["moved"]]
     groups = sum(len(move["groups"]) for move in row["moved"])
     named = f"{number_of(groups, 'key group')} of {task_names(tasks)}" if groups else task_names(tasks)

@@ -131,6 +131,7 @@ def print_load(answer: dict[str, Any], tasks: bool = False) -> None:
     listings = []
     for name, load in answer["topologies"].items():
         listings += [_components_load(name, load["components"]), _components_time(load["components"])]
+        listings += [_latencies(load["prediction"])] if load.get("prediction") else []
         listings += [_tasks_load(load), _pairs(load)] if tasks else []
     for listing in [*listings, _workers_load(answer["workers"])]:
         console.print(listing)
@@ -160,6 +161,23 @@ def _components_time(components: dict[str, Any]) -> Listing:
         Column("busy", [share(row["busy"]) for row in rows]),
         Column("blocked", [share(row["blocked"]) for row in rows]),
         Column("idle", [share(row["idle"]) for row in rows]))
+
+
+def _latencies(prediction: dict[str, Any]) -> Listing:
+    """Predicted against measured latency, for each component and in all."""
+    rows = [*prediction["components"], {**prediction, "component": "all"}]
+    return Listing(
+        "latency in ms",
+        Column("component", [row["component"] for row in rows], figures=False),
+        Column("utilization", [share(row["utilization"]) if "utilization" in row else "" for row in rows], spare=True),
+        Column("by the model", [_tenths(row["model_ms"]) for row in rows]),
+        Column("predicted", [_tenths(row["predicted_ms"]) for row in rows]),
+        Column("measured", [_tenths(row["measured_ms"]) for row in rows]),
+        Column("error", ["-" if row["error"] is None else f"{row['error']:+.0%}" for row in rows]))
+
+
+def _tenths(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:,.1f}"
 
 
 def _tasks_load(load: dict[str, Any]) -> Listing:

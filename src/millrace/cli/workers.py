@@ -66,6 +66,40 @@ def restart(context: typer.Context, slot: WorkerNumber, cluster: ClusterName = N
                                      f"before {answer['old_pid']}")
 
 
+@workers_app.command()
+def auto(context: typer.Context,
+         limits: Annotated[str | None, typer.Argument(metavar="[MIN..MAX|off]", help="Fewest and most workers, for example "
+                                                                                     "2..6; off: only by hand. Default: "
+                                                                                     "show.")] = None,
+         idle: Annotated[float | None, typer.Option(metavar="S", help="Seconds without tasks, or with little to do, after "
+                                                                      "which a worker is given back.")] = None,
+         cool_down: Annotated[float | None, typer.Option(metavar="S", help="Seconds between two changes of the "
+                                                                           "number.")] = None,
+         share: Annotated[float | None, typer.Option(metavar="SHARE", help="Highest load at which a worker may hand its tasks "
+                                                                           "over to be given back; 0: only without "
+                                                                           "tasks.")] = None,
+         cluster: ClusterName = None, as_json: Json = False) -> None:
+    """Let the number of workers follow the load, within limits.
+
+    Spark is asked for workers when tasks have no slot or a scheduler cannot relieve an overload; workers with little to do are
+    given back, with their executors. For example: millrace workers auto 2..6
+    """
+    values = {key: value for key, value in (("idle", idle), ("cool_down", cool_down), ("share", share)) if value is not None}
+    verb, arguments = ("auto", {"limits": limits, "values": values}) if limits or values else ("auto show", {})
+    answer = _ask(context, cluster, verb, **arguments)
+    _print(context, as_json, answer, auto_text(answer))
+
+
+def auto_text(answer: dict[str, Any]) -> str:
+    """The settings of `workers auto` in a sentence, and what was decided last."""
+    if not answer["on"]:
+        return "the number of workers changes only by hand (millrace workers add, remove)"
+    little = f"no tasks, or a load of at most {answer['share']:.0%}," if answer["share"] else "no tasks"
+    now = answer["trouble"] or answer["under_way"] or answer["decision"]
+    return (f"from {answer['min']} to {answer['max']} workers; given back after {answer['idle']:g} s with {little} and at the "
+            f"earliest {answer['cool_down']:g} s after the last change. Now: {now}")
+
+
 def _ask(context: typer.Context, cluster: str | None, verb: str, **arguments: Any) -> dict[str, Any]:
     from millrace.master.requests.client import ask
 

@@ -41,6 +41,7 @@ class GeneratorSpout(ReplayableSpout):
         super().__init__()
         self.exhausted = False
         self.behind = 0
+        self._paced = False  # True: tuples are emitted when they are due
         self._rate = 0.0  # of this task
         self._end: int | None = None  # the first position that is not emitted
         self._burst = DEFAULT_BURST
@@ -50,6 +51,7 @@ class GeneratorSpout(ReplayableSpout):
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._rate = setting(self, storm_conf, "rate", float, 0.0, least=0) / self.parallelism
+        self._paced = self._rate > 0
         self._burst = setting(self, storm_conf, "burst", int, DEFAULT_BURST, least=1)
         limit = setting(self, storm_conf, "limit", int, None, least=0)
         self._end = None if limit is None else self.share(limit)
@@ -84,7 +86,7 @@ class GeneratorSpout(ReplayableSpout):
     def next_tuple(self) -> None:
         start = self._next_position
         stop = start + min(self._burst, self._handle.chunk_tuples)
-        if self._rate:
+        if self._paced:
             stop = min(stop, self._due())
         if self._end is not None:
             stop = min(stop, self._end)
@@ -94,7 +96,7 @@ class GeneratorSpout(ReplayableSpout):
 
     def lag(self) -> int | None:
         """The tuples that are due and not emitted; None without a `rate`."""
-        return max(0, self._due() - self._next_position) if self._rate else None
+        return max(0, self._due() - self._next_position) if self._paced else None
 
     def _due(self) -> int:
         """The first position that is not due yet."""
@@ -105,11 +107,14 @@ class GeneratorSpout(ReplayableSpout):
         due = self._pace_base + int((now - self._pace_start) * self._rate + 1 - shift)
         if self._end is not None:
             due = min(due, self._end)
+        self._report_behind(now, due)
+        return due
+
+    def _report_behind(self, now: float, due: int) -> None:
         self.behind = max(0, due - self._next_position - self._burst)
         if now - self._reported_at >= 1.0:
             self._reported_at = now
             self.report_metric("behind", self.behind)
-        return due
 
     def _emit_range(self, start: int, stop: int) -> None:
         # Same as ReplayableSpout.emit, without its three calls for each tuple.

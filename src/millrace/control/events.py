@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.control.assignment import Assignment
 from millrace.control.migrations import Migration
-from millrace.control.moves import BY_HANDOVER, BY_PERSON, Cause
+from millrace.control.moves import BY_HANDOVER, BY_PERSON, PERSON, Cause
 from millrace.control.waves import Send
 from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
@@ -56,12 +56,13 @@ class WorkerReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaves:
-    """A user removes a worker, or restarts it (`restarts`): its tasks are handed over first. `expected`: if the worker has not
-    joined, its process is being started."""
+    """A worker is removed, or restarted (`restarts`): its tasks are handed over first. `expected`: if the worker has not
+    joined, its process is being started. `who` wants it."""
 
     slot: int
     restarts: bool = False
     expected: bool = False
+    who: str = PERSON
 
 
 @dataclass(frozen=True, slots=True)

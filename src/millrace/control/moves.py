@@ -20,8 +20,8 @@ PLANS_KEPT = 16  # of those that moves have changed: two for each batch
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause of a move or another change: a person, a scheduler with its decision, the loss of a worker, its return, or
-    that it stays."""
+    """The cause of a move or another change: a person, a scheduler or the elastic loop with its decision, the loss of a worker,
+    its return, or that it stays."""
 
     who: str
     why: str = ""
@@ -30,7 +30,7 @@ class Cause:
         return f"{self.who}: {self.why}" if self.why else self.who
 
 
-PERSON, SCHEDULER, LOSS, RETURN = "person", "scheduler", "loss", "return"
+PERSON, SCHEDULER, ELASTIC, LOSS, RETURN = "person", "scheduler", "elastic", "loss", "return"
 BY_PERSON = Cause(PERSON)
 BY_HANDOVER, BY_ROLLBACK = "handover", "rollback"
 

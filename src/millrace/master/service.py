@@ -69,6 +69,7 @@ from millrace.master.requests.status import status_of, workers_of
 from millrace.master.requests.taps import TapDirectory
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.thread import MasterThread
+from millrace.master.workers.capacity import CapacityLoop
 from millrace.master.workers.feeds import feeds_for
 from millrace.master.workers.pool import WorkerPool
 from millrace.master.workers.port import Connection, WorkerHandlers, WorkerPort
@@ -96,13 +97,11 @@ class Master:
         self.state = MasterState(scheduler, call_limit=CALL_LIMIT.of(self.settings), leave_limit=LEAVE_LIMIT.of(self.settings),
                                  restart_wait=RESTART_WAIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
-        self.ended = EndedTopologies()
-        self.events = EventLog()
+        self.ended, self.events = EndedTopologies(), EventLog()
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self._kill_delays: dict[str, Callable[[Killed], None]] = {}  # by topology
-        self._generation = 0
-        self._schedules = True
+        self._generation, self._schedules = 0, True
         self._thread = MasterThread(self._sources, self._hear, self._tick, self._fail)
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
@@ -110,6 +109,7 @@ class Master:
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
                                              self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
+        self.capacity = CapacityLoop(self.settings, self)
         self.batching = Batching(self.state, self.observed, self.call, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
                                            STORE_TIMEOUT.of(self.settings))
@@ -139,7 +139,7 @@ class Master:
     def _verbs(self, taps: TapDirectory) -> dict[str, Verb]:
         return {"status": lambda request: status_of(self),
                 **TopologyVerbs(self.state, self.tell, self._kill).verbs(),
-                **worker_verbs(self, self.pool), **scheduler_verbs(self.scheduling, self.state),
+                **worker_verbs(self, self.pool, self.capacity), **scheduler_verbs(self.scheduling, self.state),
                 **record_verbs(self.state, self.scheduling.migrations, self.events, self.ended),
                 **reading_verbs(self.state, self.state_queries, taps, self.checkpointing.place)}
 
@@ -340,6 +340,7 @@ class Master:
     def _tick_scheduling(self, now: float) -> None:
         try:
             self.scheduling.tick(now)
+            self.capacity.tick(now)
         except Exception as error:  # topologies run without it
             self._schedules = False
             log.exception("scheduling failed")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from millrace.control.topology_state import TopologyState
 from millrace.control.workers import WorkerView
 from millrace.model.cluster import Cluster
+from millrace.model.graph import TopologyGraph
+from millrace.model.plan import Plan
+from millrace.schedulers.base import SchedulingResult
 
 
 class MasterView(Protocol):
@@ -47,3 +50,6 @@ class MasterView(Protocol):
 
     def cluster(self) -> Cluster:
         """Nodes and slots of the present workers."""
+
+    def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
+        """The first scheduler's slots for the tasks without one. `without`: slots that count as gone."""

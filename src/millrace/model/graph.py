@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import importlib
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -74,8 +75,9 @@ class ComponentDef:
     defines `snapshot`, so its state belongs to tasks and not to key groups. `dataframe`: a spout that Spark feeds.
     `takes_over`: a task of it can continue with the rows that another incarnation has staged. `keyed_state`: it keeps state by
     key. `declared`: the number of tasks in its declaration, which `par` may have been changed from; `chosen`: the user chose
-    `par` when the topology was started. `splits`: the number of splits of a spout, which its tasks own as those of a bolt own
-    key groups; 0 if each task has a position of its own."""
+    `par` when the topology was started. `merges`: senders may merge tuples of a key with its class's `merge`. `splits`: the
+    number of splits of a spout, which its tasks own as those of a bolt own key groups; 0 if each task has a position of its
+    own."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -95,6 +97,7 @@ class ComponentDef:
     keyed_state: bool = False
     declared: int = 0
     chosen: bool = False
+    merges: bool = False
     splits: int = 0
 
     @property
@@ -376,8 +379,19 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         keyed_state=_keeps_state_by_key(spec, component_cls),
         declared=_chosen_par(spec, None, config) if isinstance(spec.par, int) else wanted,
         chosen=par is not None,
+        merges=_declares_merge(spec, component_cls),
         splits=splits,
     )
+
+
+def _declares_merge(spec: ComponentSpec, component_cls: type[Component]) -> bool:
+    declared = inspect.getattr_static(component_cls, "merge", None)
+    if declared is None or issubclass(component_cls, Spout):
+        return False
+    if not isinstance(declared, staticmethod | classmethod):
+        raise TopologyError(f"component {spec.label} defines merge, which tasks that send to it call without an instance: put "
+                            "@staticmethod before `def merge(one, other)`, or give it another name")
+    return True
 
 
 def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:

@@ -95,8 +95,8 @@ class TaskLoad:
 class Load:
     """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
     or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component
-    with several tasks, regardless of its owner; estimates on resident workers, which count some chunks. `heavy_keys`: its most
-    frequent keys, the most frequent first, by the same chunks."""
+    with several tasks, regardless of its owner; estimates on resident workers, which count a sample. `heavy_keys`: its most
+    frequent keys, the most frequent first, by the same sample."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from millrace.model.frozen import FrozenMap
 from millrace.model.load import Load
 from millrace.model.plan import Plan
+from millrace.model.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """One window: its end (unix time) and length, loads and plans by topology, workers by slot number, nodes by name."""
+    """One window: its end (unix time) and length, loads, plans and predicted latencies by topology, workers by slot number,
+    nodes by name."""
 
     at: float
     seconds: float
@@ -42,7 +44,8 @@ class WindowSample:
     plans: Mapping[str, Plan] = field(default_factory=FrozenMap)
     workers: Mapping[int, WorkerLoad] = field(default_factory=FrozenMap)
     nodes: Mapping[str, NodeLoad] = field(default_factory=FrozenMap)
+    predictions: Mapping[str, Prediction] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
-        for name in ("loads", "plans", "workers", "nodes"):
+        for name in ("loads", "plans", "workers", "nodes", "predictions"):
             object.__setattr__(self, name, FrozenMap(getattr(self, name)))

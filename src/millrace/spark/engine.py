@@ -16,6 +16,7 @@ from millrace.control.events import Event, Regrouped, Say, Withdrawn
 from millrace.control.migrations import record_of_request
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.scaling import BY_SCALING
+from millrace.control.scheduling.capacity import AutoWorkers
 from millrace.control.submission import AUTO, OLDER, Resume, check_not_running
 from millrace.control.topology_status import ENDED, RUNNING
 from millrace.errors import MillraceError, NotEnoughSlots, NotTheAuthor, TopologyError, UnknownTopology
@@ -23,6 +24,8 @@ from millrace.master.checkpoints.checkpointing import default_store
 from millrace.master.ended import EndedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.requests.record import moves_of
+from millrace.master.scheduling.elastic_handle import ElasticHandle
+from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.service import Master
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TaskId, TopologyGraph, graph_of, resolve
@@ -60,11 +63,11 @@ class ResidentEngine:
             topology = engine.submit(WordCount)
             topology.wait(seconds=10)
 
-    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker` and
-    `restart_worker` change them while topologies run. Pass `spark` to use
-    your own session (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`:
-    topologies, or names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted`
-    instead of warning if anything would travel between hosts unencrypted.
+    `slots` workers run as Spark tasks, each of which holds a core of the cluster; `add_workers`, `remove_worker`,
+    `restart_worker` and `set_auto_workers` change them while topologies run. Pass `spark` to use your own session
+    (it needs a high `spark.task.maxFailures`, and cores to spare), or `master` to have one created. `code`: topologies, or
+    names of modules, that workers must be able to import later. `require_encryption`: raise `NotEncrypted` instead of warning
+    if anything would travel between hosts unencrypted.
     """
 
     def __init__(self, master: str = "local[2]", slots: int = 2, *, spark: SparkSession | None = None,
@@ -74,6 +77,7 @@ class ResidentEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were requested: a topology needs at least 1")
         check_engine_settings(settings or {})
+        AutoWorkers.of(settings or {})  # refuses limits that contradict each other before Spark starts
         if require_encryption:
             check_stores(settings or {})
         # A generated name changes with each run, but checkpoints must be found again.
@@ -116,12 +120,12 @@ class ResidentEngine:
             workers=lambda: {slot: worker.executor for slot, worker in dict(self.master.state.workers).items()})
         self._launcher = SparkLauncher(self.spark.sparkContext, setup, self._first_slots, hooks, self._own_session)
         self._launcher.start()
-        self.master.pool.supply = self._launcher
         deadline = time.monotonic() + START_SECONDS
         while not self.master.wait_until(lambda: len(self.master.state.workers) >= self._first_slots, LOOK_SECONDS):
             failed = self._launcher.failures()
             if self._launcher.over or failed >= START_FAILURES * self._first_slots or time.monotonic() >= deadline:
                 self._cannot_start(failed)
+        self.master.pool.supply = self._launcher  # not before: the first workers would count as missing
 
     @property
     def slots(self) -> int:
@@ -205,6 +209,12 @@ class ResidentEngine:
         """Start the process of a worker anew. Other workers have its tasks meanwhile; tasks that cannot be moved wait for it.
         Waits until they are back. Returns {"slot", "old_pid", "new_pid", "old_node", "new_node", "ms"}."""
         return self.master.restart_worker(slot)
+
+    def set_auto_workers(self, limits: str | None = None, **values: float) -> dict[str, Any]:
+        """Let the number of workers follow the load, within limits: "2..6", or "off". `values`: idle, cool_down, share, as in
+        `millrace workers auto`. Whatever is left out stays as it is. Returns the settings in use, with the last decision."""
+        answer: dict[str, Any] = self.master.call(lambda: self.master.capacity.choose(limits, values))
+        return answer
 
     def stop(self) -> None:
         """Stop the workers, the master, and the session if the engine created it."""
@@ -302,6 +312,10 @@ class TopologyPort(Protocol):
     @property
     def state(self) -> MasterView:
         """Workers and topologies."""
+
+    @property
+    def scheduling(self) -> SchedulingLoop:
+        """Loads, schedulers and elasticity; only on the master's thread."""
 
     @property
     def observed(self) -> Mapping[str, TopologyObserved]:
@@ -458,6 +472,11 @@ class RunningTopology:
         if not self._master.wait_until(self._is_settled, seconds):
             raise MillraceError(f"{self.name!r} is not scaled after {seconds:g} s; `migrations` will show how that ends")
         return record_of_request(self.migrations(), before, BY_SCALING)
+
+    @property
+    def elastic(self) -> ElasticHandle:
+        """Lets its numbers of tasks follow the load: `elastic.set("erstream", t_max_ms=20)`."""
+        return ElasticHandle(self._master, self.name)
 
     def pause(self) -> None:
         """Pause the spouts; bolts continue."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.topology import Topology
-from millrace.config import CHECKPOINTS, MICROBATCH, check_engine_settings, check_topology_config
+from millrace.config import AUTO_MAX, CHECKPOINTS, MICROBATCH, check_engine_settings, check_topology_config
 from millrace.control.batches.decisions import check_digest, needs_offsets, start_from
 from millrace.control.events import Say, Submitted
 from millrace.control.submission import Resume, check_guarantee, check_settings
@@ -76,6 +76,9 @@ class MicrobatchEngine:
         if slots < 1:
             raise MillraceError(f"{slots} slots were asked for: a topology needs at least 1")
         check_engine_settings(settings or {})
+        if AUTO_MAX.of(settings or {}):
+            raise MillraceError(f"{AUTO_MAX.key}: the microbatch engine has no workers of its own. Start or stop Spark "
+                                "executors, whose number it follows with the next batch, or use the resident engine")
         if require_encryption:
             check_stores(settings or {})
         check_slots(str(spark.sparkContext.master) if spark is not None else master, slots)

@@ -16,10 +16,10 @@ from millrace.api.tuple import Tuple
 from millrace.config import KEY_GROUP_COUNT
 from millrace.connectors.settings import setting
 from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, TallyNumbered
+from millrace.workloads.services import HARMONIC_TERMS, harmonic_number
 from millrace.workloads.wordcount import SEED
 
 NSTORM_NODES, NSTORM_WORKERS = 2, 8  # four workers on each node
-HARMONIC_TERMS = 2000
 LINES_PER_SHIFT = 10_000
 HEAVY_SHARE = 4  # a quarter of the key groups has heavy computations
 
@@ -55,7 +55,7 @@ class HarmonicSplit(SplitNumbered):
 
     def process(self, tup: Tuple) -> None:
         if self.is_heavy(tup.values.position, tup.values.line):
-            sum(1.0 / term for term in range(1, self._terms + 1))
+            harmonic_number(self._terms)
         super().process(tup)
 
     def is_heavy(self, position: int, line: str) -> bool:

@@ -20,6 +20,7 @@ class MeasuredCluster(LocalCluster):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.observed: dict[str, TopologyObserved] = {}
+        self.errors: list[str] = []  # of user code, as reported
         self.slow: dict[TaskId, int] = {}  # blocking tasks, and in how many steps a call of them returns
         super().__init__(*args, **options)
         self.monitor = LoadMonitor(self.clock.now())
@@ -39,6 +40,7 @@ class MeasuredCluster(LocalCluster):
                 if observed.graph != self.master.topologies[name].graph:
                     observed.follow(self.master.topologies[name].graph)
                 observed.take(report.slot, report.at, task)
+        self.errors += [error["error"] for error in report.errors]
         super()._take(report)
 
     def window(self, name: str, seconds: float) -> Load:

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping, stable_hash
+from millrace.api.keyed.declared import CounterState
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.config import KEY_GROUP_COUNT
@@ -51,7 +53,7 @@ class OneKey(GeneratorSpout):
 
     def generate(self, position: int) -> tuple[Any, ...]:
         number = self.ordinal(position)
-        return HOT[0] if number % 10 else COLD[number // 10 % len(COLD)], number
+        return part_key(number), number
 
 
 class SlowTally(Tally):
@@ -62,6 +64,47 @@ class SlowTally(Tally):
     def process(self, tup: Tuple) -> None:
         SlowTally.pause(0.0002)
         super().process(tup)
+
+
+class PartialSums(GeneratorSpout):
+    """Of ten tuples, nine have the same key; each is a partial sum."""
+
+    outputs: ClassVar[list[str]] = ["key", "sum", "count"]
+
+    def generate(self, position: int) -> tuple[Any, ...]:
+        number = self.ordinal(position)
+        return part_key(number), number, 1
+
+
+class Totals(Bolt):
+    """Adds up partial sums by key, and emits the new total."""
+
+    outputs: ClassVar[list[str]] = ["key", "sum", "count"]
+    sums = CounterState()
+    counts = CounterState()
+
+    def process(self, tup: Tuple) -> None:
+        key, amount, count = tup.values
+        self.sums[key] += amount
+        self.counts[key] += count
+        self.emit((key, self.sums[key], self.counts[key]))
+
+    @staticmethod
+    def merge(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return one[0], one[1] + other[1], one[2] + other[2]
+
+
+def part_key(number: int) -> str:
+    return HOT[0] if number % 10 else COLD[number // 10 % len(COLD)]
+
+
+def true_totals(limit: int) -> dict[str, tuple[int, int]]:
+    """The sum and the number of all numbers of each key, by the numbers of the source alone."""
+    totals: dict[str, tuple[int, int]] = {}
+    for number in range(limit):
+        total, count = totals.get(part_key(number), (0, 0))
+        totals[part_key(number)] = total + number, count + 1
+    return totals
 
 
 def skewed_key(number: int) -> str:
@@ -83,4 +126,10 @@ class SkewedTally(Topology):
 class OneHotKey(Topology):
     numbers = OneKey.spec(par=2)
     tally = SlowTally.spec(inputs={numbers: Grouping.fields("key")}, par=TALLIES)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
+class MergedSums(Topology):
+    numbers = PartialSums.spec(par=2)
+    tally = Totals.spec(inputs={numbers: Grouping.fields("key")}, par=TALLIES)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)

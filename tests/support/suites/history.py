@@ -17,6 +17,7 @@ from millrace.master.load.history import History
 from millrace.model.graph import TaskId
 from millrace.model.load import Latency, Load, TaskLoad
 from millrace.model.plan import Plan
+from millrace.model.prediction import Prediction, StationPrediction
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 
 A, B = TaskId("a", 0), TaskId("b", 1)
@@ -35,6 +36,10 @@ DECISION = {"number": 1, "at": 5.0, "scheduler": "tstorm", "parameters": {"gamma
             "came_of": None}
 MIGRATION = {"id": 1, "at": 5.5, "topology": "t\N{GREEK SMALL LETTER LAMDA}", "moved": [{"task": "b[1]", "pause_ms": None}],
              "degraded_s": {"20": 0.25}, "timeline": [[-50.0, 12.5, None], [0.0, 0.0, 1.25]], "lost": 0}
+
+ELASTIC = {"number": 1, "at": 6.5, "topology": "t", "model": "erstream", "direction": "grow", "outcome": "enacted",
+           "reason": "b cannot keep up", "before": {"a": 1, "b": 2}, "par": {"a": 1, "b": 4}, "expected_ms": 11.5,
+           "measured_ms": None, "helped": None}
 
 Opener = Callable[..., History]
 
@@ -197,6 +202,31 @@ class HistoryConformance:
         assert history.migrations(2) == [{**MIGRATION, "id": 3, "lost": 1}, {**MIGRATION, "id": 2}]
         assert open_history("other").migrations(9) == []
 
+    # -- elasticity --
+
+    def test_decisions_of_elastic_loops_are_read_back_as_they_were(self, open_history: Opener) -> None:
+        first = open_history()
+        for number in (1, 2, 3):
+            first.record_elastic_decision({**ELASTIC, "number": number})
+        first.record_elastic_decision({**ELASTIC, "number": 3, "helped": True})
+        first.close(SECONDS)
+        history = open_history()
+        assert history.elastic_decisions(2) == [{**ELASTIC, "number": 3, "helped": True}, {**ELASTIC, "number": 2}]
+        assert open_history("other").elastic_decisions(9) == [] and history.migrations(9) == []
+
+    def test_predicted_and_measured_latencies_are_kept_with_the_window(self, open_history: Opener, url: str) -> None:
+        history = open_history()
+        component = StationPrediction("b", 2, 100.0, 80.0, 0.6, 10.0, 12.0, 15.0, 1.0, 1.5, -0.2)
+        prediction = Prediction(100.0, 20.0, 24.0, None, 1.1, None, (component,))
+        written(history, window(1.0), replace(window(2.0), predictions={"t": prediction}))
+        without, past = history.windows(0.0)
+        assert without.predictions == {}
+        assert past.predictions == {"t": {"offered_rate": 100.0, "model_ms": 20.0, "predicted_ms": 24.0, "measured_ms": None,
+                                          "error": None}}
+        kept = rows(url, "select component, model_ms, predicted_ms, measured_ms, error from millrace_component_loads "
+                         "where predicted_ms is not null")
+        assert kept == [("b", 10.0, 12.0, 15.0, -0.2)]
+
     # -- age --
 
     def test_what_is_too_old_is_deleted(self, open_history: Opener, url: str) -> None:
@@ -205,12 +235,15 @@ class HistoryConformance:
         history.record_decision({**DECISION, "number": 2, "at": 60.0})
         history.record_migration({**MIGRATION, "id": 1, "at": 49.0})
         history.record_migration({**MIGRATION, "id": 2, "at": 51.0})
+        history.record_elastic_decision({**ELASTIC, "number": 1, "at": 49.0})
+        history.record_elastic_decision({**ELASTIC, "number": 2, "at": 51.0})
         written(history, *(window(float(at)) for at in (10, 20, 49, 50, 60)))
         history.prune(150.0)
         assert history.flush(SECONDS)
         assert [past.at for past in history.windows(0.0)] == [50.0, 60.0]
         assert [decision["number"] for decision in history.decisions(9)] == [2]
         assert [migration["id"] for migration in history.migrations(9)] == [2]
+        assert [decision["number"] for decision in history.elastic_decisions(9)] == [2]
         for table in ("loads", "task_loads", "traffic", "component_loads", "worker_loads", "node_loads"):
             assert rows(url, f"select count(distinct window_id) from millrace_{table}") == [(2,)], table
 
@@ -230,7 +263,7 @@ class HistoryConformance:
     def test_tables_of_a_newer_millrace_are_left_alone(self, open_history: Opener, url: str) -> None:
         open_history().close(SECONDS)
         change(url, "update millrace_schema set version = 99")
-        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 2: update Millrace"):
+        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 3: update Millrace"):
             open_history()
 
     def test_tables_of_an_older_millrace_get_the_columns_that_they_lack(self, open_history: Opener, url: str) -> None:
@@ -243,7 +276,7 @@ class HistoryConformance:
         again = open_history()
         written(again, window(2.0))
         old, new = again.windows(0.0)
-        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(2,)]
+        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(3,)]
         assert old.loads["t"].tasks[A] == replace(LOAD.tasks[A], offered=0, lag=None, blocked_seconds=0.0,
                                                   complete_latency_ms=Latency(1.5, 9.25))
 

@@ -75,9 +75,15 @@ MIGRATION: dict[str, Any] = {
     "compared": {"ccr_capture_to_dcr_drain_linear50": None, "ccr_restore_to_dsm_grid": [1500.0, 9000.0]},
     "handover_standing": [{"workload": "grid-in", "ratio": 1.2, "column": "catchup_ms", "strategy": "layered",
                            "moved_tasks": 21, "state_mb": 0, "handover": 1200.0, "other": 1000.0}]}
+ELASTIC = {
+    **AT, "model": "erstream", "t_max_ms": 200.0, "watched_s": 120.0, "lost": 0, "repeated": 0, "seconds": 900.0, "failed": {},
+    "steps": [{"at_s": 63.5, "decision": "service 6 → 14", "predicted_ms": 170.0, "measured_ms": 181.3, "instances": 22}],
+    "decisions": 1, "recovered_s": 8.0, "share_over_t_max": 0.0, "oscillations": 0, "instances": 22, "fewest_instances": 21,
+    "instances_over_minimum": 0.048, "longest_gap_ms": 120, "usual_gap_ms": 60, "sine": None, "p99_ratio_to_fixed": 0.45,
+    "throughput_ratio_to_fixed": 1.0, "rescales": [], "gaps": []}
 RESULTS: dict[str, dict[str, Any]] = {
     "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER,
-    "replanning": REPLANNING, "state": STATE, "handover": HANDOVER, "migration": MIGRATION,
+    "replanning": REPLANNING, "state": STATE, "handover": HANDOVER, "migration": MIGRATION, "elastic": ELASTIC,
     **dict.fromkeys(page.FAULTS, FAULTS)}
 
 
@@ -105,7 +111,7 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
                      "an overtaken driver ended 1.2 s after the start of the second.\n",
                      "| worker killed | 3 | 1 | 0.7 | 0.9 | 1.4 |", "| driver overtaken | 0 | 0 |  |  |  |",
                      "| 1 | 800 | 500 | 1,000 |",
-                     "took 1.5 minutes"):
+                     "| 63.5 | service 6 → 14 | 22 | 170 | 181.3 |", "took 1.5 minutes"):
         assert expected in text, expected
 
 

@@ -49,7 +49,7 @@ def worker(slot: int, tasks: list[str], **changed: Any) -> Status:
 def status(topologies: list[Status], workers: list[Status], **changed: Any) -> Status:
     return {"cluster": "millrace-4137", "endpoint": "tcp://127.0.0.1:37337", "revision": 4, "refused_connections": 0,
             "malformed": 0, "workers": workers, "topologies": topologies, "events": [], "superseded": "", "warnings": [],
-            "scheduler": "off", "hosts_without_workers": [], **changed}
+            "scheduler": "off", "hosts_without_workers": [], "workers_auto": {"on": False}, **changed}
 
 
 def shown(answer: Status, width: int = 80, rates: dict[str, dict[str, float]] | None = None) -> str:
@@ -190,3 +190,13 @@ def test_the_cluster_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_hosts_without_workers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status([], [worker(0, [])], hosts_without_workers=["host-b", "host-c"]))
     assert "hosts without workers: host-b, host-c" in capsys.readouterr().out
+
+
+def test_limits_of_the_number_of_workers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    auto = {"on": True, "min": 1, "max": 4, "under_way": "", "decision": "there are as many workers as are needed"}
+    print_status(status([], [], workers_auto=auto))
+    assert "workers auto 1..4: there are as many workers as are needed" in capsys.readouterr().out
+    print_status(status([], [], workers_auto={**auto, "under_way": "1 more worker is requested"}))
+    assert "workers auto 1..4: 1 more worker is requested" in capsys.readouterr().out
+    print_status(status([], []))
+    assert "workers auto" not in capsys.readouterr().out

@@ -147,6 +147,14 @@ def test_a_migration_of_key_groups(capsys: Capture) -> None:
     assert "3 key groups of count[0]" in printed(capsys)
 
 
+def test_a_change_of_parallelism(capsys: Capture) -> None:
+    row = migration(strategy="scale", parameters={"split": 2.0, "count": 5.0}, steps_ms=[["grow", 20.0], ["regroup", 5.0]])
+    print_migrations([row])
+    assert " count=5, split=2 " in printed(capsys)
+    print_migration(row, None)
+    assert "  steps     grow 20 ms, regroup 5 ms, ended after 550 ms; split=2; count=5\n" in printed(capsys)
+
+
 def test_moves_under_way(capsys: Capture) -> None:
     moving = [{"task": f"count[{index}]", "groups": [], "to_task": f"count[{index}]", "from": 0, "to": 1, "cause": "person",
                "armed": index < 1, "taken": False, "precopied_bytes": 4_000_000} for index in range(2)]

@@ -100,6 +100,26 @@ vm      1,284  4,891   26%  196 MB  24.1 GB
 """
 
 
+def test_predicted_and_measured_latencies(capsys: Capture) -> None:
+    answer = load()
+    figures = {"model_ms": 4.0, "predicted_ms": 9.5, "measured_ms": 10.0, "error": -0.05}
+    answer["topologies"]["words"]["prediction"] = {
+        **figures, "offered_rate": 12_003.0, "model_ms": 1234.5, "factor": 1.1, "components": [
+            {**figures, "component": "count", "utilization": 0.8},
+            {"component": "sink", "utilization": 1.2, "model_ms": None, "predicted_ms": None, "measured_ms": 700.0,
+             "error": None}]}
+    print_load(answer)
+    text = printed(capsys)
+    assert text[text.index("latency in ms"):text.index("worker")] == """\
+latency in ms
+component  utilization  by the model  predicted  measured  error
+count              80%           4.0        9.5      10.0    -5%
+sink              120%             -          -     700.0      -
+all                          1,234.5        9.5      10.0    -5%
+
+"""
+
+
 def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
     print_load(load(LONG, NODE), tasks=True)
     text = printed(capsys)

@@ -267,3 +267,29 @@ def test_resolve_reports_what_a_module_raised(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(TopologyError, match=r"cannot import module 'raises_on_import'.*ZeroDivisionError"):
         resolve("raises_on_import:X")
     assert "raises_on_import" not in sys.modules
+
+
+class Merged(Step):
+    @staticmethod
+    def merge(one: Any, other: Any) -> Any:
+        return one
+
+
+class MergedOfItsOwn(Step):
+    def merge(self, one: Any, other: Any) -> Any:  # type: ignore[override]
+        return one
+
+
+def merging(bolt: type[Bolt]) -> TopologyGraph:
+    class Merging(Topology):
+        source = Source.spec()
+        step = bolt.spec(inputs={source: Grouping.fields("key")}, par=2)
+
+    return graph_of(Merging)
+
+
+def test_a_bolt_may_declare_how_its_input_is_merged() -> None:
+    assert [component.merges for component in merging(Merged).components] == [False, True]
+    assert not merging(Step).component("step").merges
+    with pytest.raises(TopologyError, match=r"defines merge, which .* call without an instance: put @staticmethod"):
+        merging(MergedOfItsOwn)

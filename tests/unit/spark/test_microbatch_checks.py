@@ -65,3 +65,11 @@ def test_a_password_is_not_shown() -> None:
     with pytest.raises(TopologyError, match="is redis://host:1/0, and Spark keeps") as refused:
         offsets_place("redis://me:secret@host:1/0", "words", "")
     assert "secret" not in str(refused.value)
+
+
+def test_limits_of_workers() -> None:
+    """The microbatch engine has no workers, and contradictory limits are refused before Spark starts."""
+    with pytest.raises(MillraceError, match=r"worker\.auto\.max: the microbatch engine has no workers of its own"):
+        MicrobatchEngine("local[2]", settings={"worker.auto.max": 3})
+    with pytest.raises(MillraceError, match=r"4\.\.3 workers were requested"):
+        ResidentEngine("local[2]", settings={"worker.auto.min": 4, "worker.auto.max": 3})

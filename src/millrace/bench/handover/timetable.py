@@ -11,6 +11,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 PRIMING = 64  # lines of each spout task before the timetable: some of their words reach every task, which sets up its state
 FILE = "timetable.json"
 
@@ -30,6 +32,10 @@ class Timetable:
     def due_at(self, task: int, position: int) -> float:
         """The time at which a line of a task is due."""
         return self.start + ((position - self.priming) * self.tasks + task) / self.rate
+
+    def due_times(self, numbers: np.ndarray) -> np.ndarray:
+        """The times at which lines are due, by their numbers among those of all tasks after the priming ones."""
+        return self.start + numbers / self.rate
 
     def first_not_due(self, task: int, now: float) -> int:
         """The first position of a task that is not due yet, or does not exist."""

@@ -14,11 +14,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from millrace.bench.handover.timetable import Timetable
 from millrace.control.migrations import LEVELS
 
 PREFIX, SUFFIX = "arrivals-", ".log"
@@ -62,23 +61,33 @@ class ArrivalFile:
             self._file = None
 
 
+class DueTimes(Protocol):
+    """The timetable of a source. `rate`: tuples per second of all its tasks, on average."""
+
+    @property
+    def rate(self) -> float: ...
+
+    def due_times(self, numbers: np.ndarray) -> np.ndarray:
+        """The times at which tuples are due, by their numbers."""
+
+
 class LoggedArrivals:
     """The rows at all sinks, each at its first arrival. `times`: rising; `latencies`: seconds since its tuple was due. `total`:
     arrivals of all rows, each as often as it came. `expected_rate`: rows per second, if all came when they are due."""
 
-    def __init__(self, times: np.ndarray, keys: np.ndarray, timetable: Timetable) -> None:
+    def __init__(self, times: np.ndarray, keys: np.ndarray, timetable: DueTimes) -> None:
         order = np.argsort(times, kind="stable")
         _, first = np.unique(keys[order], return_index=True)
         kept = order[np.sort(first)]
         self.times = times[kept]
         numbers = (keys[kept] >> np.uint64(NUMBER_SHIFT)).astype(np.int64)
-        self.latencies = self.times - timetable.start - numbers / timetable.rate
+        self.latencies = self.times - timetable.due_times(numbers)
         self.expected_rate = timetable.rate * len(kept) / len(np.unique(numbers)) if len(kept) else 0.0
         self.total = len(times)
         self.slice = slice_seconds(timetable.rate)
 
     @classmethod
-    def read(cls, directory: Path, timetable: Timetable) -> LoggedArrivals:
+    def read(cls, directory: Path, timetable: DueTimes) -> LoggedArrivals:
         """All files in the directory, which sinks may still be writing."""
         chunks = [chunk for path in directory.glob(f"{PREFIX}*{SUFFIX}") for chunk in _chunks(path.read_bytes())]
         times = np.repeat(np.array([at for at, _ in chunks], np.float64), [len(keys) for _, keys in chunks])
@@ -109,6 +118,14 @@ class LoggedArrivals:
     def worst_latency(self, begin: float, end: float) -> float | None:
         first, last = np.searchsorted(self.times, (begin, end))
         return float(self.latencies[first:last].max()) if last > first else None
+
+    def mean_latency(self, begin: float, end: float) -> float | None:
+        first, last = np.searchsorted(self.times, (begin, end))
+        return float(self.latencies[first:last].mean()) if last > first else None
+
+    def latency_percentile(self, begin: float, end: float, percent: float) -> float | None:
+        first, last = np.searchsorted(self.times, (begin, end))
+        return float(np.percentile(self.latencies[first:last], percent)) if last > first else None
 
     def rates(self, begin: float, end: float, seconds: float) -> np.ndarray:
         """Rows per second in each whole slice of so many seconds."""

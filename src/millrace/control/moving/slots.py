@@ -67,7 +67,7 @@ class LeftTopologies(Protocol):
 class Leave:
     """A worker that leaves. `until`: time at which the phase is given up. `moved`: by number of topology, the slots that
     tasks were to be handed over to. `waves`: by number of topology, the wave that must be committed before the worker ends.
-    `who` wants it: a person, or a migration."""
+    `who` wants it: a person, a migration, or the control of the number of workers."""
 
     slot: int
     restarts: bool
@@ -124,9 +124,9 @@ class SlotControl:
         slot = event.slot
         if slot not in self._master.workers:
             self._removed.add(slot)
-            return [Say(f"worker {slot}, which had not started, is removed", cause=PERSON), LeaveOver(slot)]
-        leave = self._leaves[slot] = Leave(slot, event.restarts, self.now + self._limit)
-        return [Say(f"worker {slot} is being {leave.what}: its tasks are handed over first", cause=PERSON,
+            return [Say(f"worker {slot}, which had not started, is removed", cause=event.who), LeaveOver(slot)]
+        leave = self._leaves[slot] = Leave(slot, event.restarts, self.now + self._limit, who=event.who)
+        return [Say(f"worker {slot} is being {leave.what}: its tasks are handed over first", cause=leave.who,
                     tasks=self._tasks_on(slot)), *self._evacuate(leave)]
 
     def _check(self, event: WorkerLeaves) -> None:

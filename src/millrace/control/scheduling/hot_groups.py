@@ -15,7 +15,7 @@ from millrace.model.plan import Plan
 
 HOT = 0.8  # of a task's time in user code: the rest goes to routing, encoding and sending
 COOL = 0.6  # a group that was hot is not any more below this share
-LEAST_TUPLES = 1000  # of a component in the window: fewer are too few to judge
+LEAST_TUPLES = 3000  # of a component in the window: fewer are too few to judge by a sample
 MOST_OF = 0.5  # the share of a group's tuples from which on a single key is the reason
 
 GroupName = tuple[str, str, int]  # topology, component, key group
@@ -37,8 +37,8 @@ class HotGroup:
         if not self.key:
             why = "Make the bolt faster, or give it fewer tuples of these keys"
         elif self.key_share >= MOST_OF:
-            why = (f"The key {self.key} has about {self.key_share:.0%} of its tuples. Make the bolt faster (process_rows, "
-                   "process_arrow), or sum up the tuples of a key before the fields grouping")
+            why = (f"The key {self.key} has about {self.key_share:.0%} of its tuples. Declare a `merge` in the bolt, so that "
+                   "its senders merge tuples of a key, or make it faster (process_rows, process_arrow)")
         else:
             why = (f"Its most frequent key, {self.key}, has only about {self.key_share:.0%} of its tuples, so more key groups "
                    "would help: start the topology anew with a larger topology.key.groups")
@@ -65,7 +65,7 @@ def hot_groups(graph: TopologyGraph, load: Load, plan: Plan, least: float = HOT)
 
 
 def pressure(graph: TopologyGraph, load: Load, component: str) -> float:
-    """What the sources of a component offer, over what they emitted; 1 if they emitted all of it, or their lag is not known."""
+    """The tuples that the sources of a component offer over those that they emitted; 1 if that is all, or not known."""
     sources, above = {component}, [component]
     while above:
         for read in graph.component(above.pop()).inputs:

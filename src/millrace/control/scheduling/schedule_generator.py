@@ -113,6 +113,10 @@ class ScheduleGenerator:
     def set(self, choice: Choice, policy: Policy) -> None:
         """Use this scheduler with this policy from now on."""
         self.choice, self.policy = choice, policy
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask the scheduler at the end of the window."""
         self._asked = True
 
     @property

@@ -44,10 +44,11 @@ from millrace.master.load.history_tables import (
     clusters,
     decision_values,
     decisions,
+    elastic_decisions,
     insert_window,
-    migration_values,
     migrations,
     read_windows,
+    record_values,
     schema,
     windows,
 )
@@ -93,7 +94,7 @@ class History:
         self._waiting: deque[WindowSample] = deque()
         self._rows_waiting = 0
         self._decisions: dict[int, dict[str, Any]] = {}
-        self._migrations: dict[int, dict[str, Any]] = {}
+        self._records: dict[Table, dict[int, dict[str, Any]]] = {migrations: {}, elastic_decisions: {}}
         self._prune_as_of: float | None = None
         self._next_prune = time.monotonic() + PRUNE_SECONDS
         self._working = self._closing = False
@@ -129,11 +130,18 @@ class History:
 
     def record_migration(self, row: Mapping[str, Any]) -> None:
         """Store a migration under its `id`. Never dropped."""
+        self._record(migrations, row["id"], row)
+
+    def record_elastic_decision(self, row: Mapping[str, Any]) -> None:
+        """Store a decision of an elastic loop under its `number`, or replace the one with it. Never dropped."""
+        self._record(elastic_decisions, row["number"], row)
+
+    def _record(self, table: Table, number: int, row: Mapping[str, Any]) -> None:
         with self._changed:
             if self._closing:
-                log.warning("migration %s came after the history was closed and is not stored", row["id"])
+                log.warning("row %s of %s came after the history was closed and is not stored", number, table.name)
                 return
-            self._migrations[row["id"]] = migration_values(row)
+            self._records[table][number] = record_values(row)
             self._changed.notify_all()
 
     def prune(self, now: float) -> None:
@@ -163,10 +171,10 @@ class History:
             self._changed.notify_all()
         self._thread.join(timeout)
         with self._changed:
-            left = len(self._waiting), len(self._decisions), len(self._migrations)
+            left = len(self._waiting), len(self._decisions), *map(len, self._records.values())
         if any(left):
-            log.warning("the history in %s was closed with %d windows, %d decisions and %d migrations not written; last error: "
-                        "%s", _shown(self._url), *left, self._last_error)
+            log.warning("the history in %s was closed with %d windows, %d decisions, %d migrations and %d elastic decisions "
+                        "not written; last error: %s", _shown(self._url), *left, self._last_error)
         self._engine.dispose()
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
@@ -178,8 +186,14 @@ class History:
 
     def migrations(self, limit: int) -> list[dict[str, Any]]:
         """The newest migrations of this cluster, newest first."""
-        query = (select(migrations.c.record).where(migrations.c.cluster == self._cluster)
-                 .order_by(migrations.c.number.desc()).limit(limit))
+        return self._newest(migrations, limit)
+
+    def elastic_decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The newest decisions of elastic loops of this cluster, newest first."""
+        return self._newest(elastic_decisions, limit)
+
+    def _newest(self, table: Table, limit: int) -> list[dict[str, Any]]:
+        query = (select(table.c.record).where(table.c.cluster == self._cluster).order_by(table.c.number.desc()).limit(limit))
         with self._reading() as connection:
             return [dict(record) for record in connection.execute(query).scalars()]
 
@@ -230,7 +244,7 @@ class History:
             return self._working
 
     def _has_work(self) -> bool:
-        return bool(self._waiting or self._decisions or self._migrations) or self._prune_as_of is not None
+        return bool(self._waiting or self._decisions or any(self._records.values())) or self._prune_as_of is not None
 
     def _turn(self) -> bool:
         """Do a bit of each job, so that none waits long for the others. True if all succeeded."""
@@ -240,7 +254,7 @@ class History:
             if not self._connected:
                 log.info("the history's database %s answers again", _shown(self._url))
             self._connected = True
-        jobs = (self._write_decisions, self._write_migrations, self._write_window, self._prune_some)
+        jobs = (self._write_decisions, self._write_records, self._write_window, self._prune_some)
         return all([self._connected and self._attempt(job) for job in jobs])
 
     def _attempt(self, job: Callable[[], None]) -> bool:
@@ -260,8 +274,9 @@ class History:
     def _write_decisions(self) -> None:
         self._write_numbered(decisions, self._decisions)
 
-    def _write_migrations(self) -> None:
-        self._write_numbered(migrations, self._migrations)
+    def _write_records(self) -> None:
+        for table, waiting in self._records.items():
+            self._write_numbered(table, waiting)
 
     def _write_numbered(self, table: Table, waiting: dict[int, dict[str, Any]]) -> None:
         """Write each row in its own transaction: one that is refused stays, and does not hold up the others."""
@@ -334,7 +349,7 @@ class History:
                     connection.execute(delete(table).where(table.c.window_id == oldest))
                 connection.execute(delete(windows).where(windows.c.id == oldest))
                 return
-            for table in (decisions, migrations):
+            for table in (decisions, *self._records):
                 kept = select(clusters.c.retention_seconds).where(clusters.c.cluster == table.c.cluster).scalar_subquery()
                 connection.execute(delete(table).where(table.c.at < now - kept))
         with self._changed:

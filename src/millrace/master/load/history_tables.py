@@ -36,9 +36,10 @@ from millrace.errors import BadParameter
 from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TaskId
 from millrace.model.load import Latency, Load, TaskLoad
+from millrace.model.prediction import Prediction, StationPrediction
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 
-SCHEMA_VERSION = 2  # 2: what sources offered, lags, time without credit, means of latencies
+SCHEMA_VERSION = 3  # 2: what sources offered, lags, time without credit, means of latencies; 3: predicted latencies
 
 TABLES = MetaData()
 LATENCIES = ("execute", "process", "complete")
@@ -70,14 +71,16 @@ windows = Table(
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("cluster", Text, nullable=False), Column("at", Double, nullable=False), Column("seconds", Double, nullable=False),
     Index("millrace_windows_by_time", "cluster", "at"))
-loads = _of_window("loads", _key("topology"), Column("seconds", Double), Column("plan_version", BigInteger))
+PREDICTED = ("model_ms", "predicted_ms", "measured_ms", "error")
+loads = _of_window("loads", _key("topology"), Column("seconds", Double), Column("plan_version", BigInteger),
+                   *_measures("offered_rate", *PREDICTED))
 task_loads = _of_window(
     "task_loads", _key("topology"), _key("component"), _key("task", Integer), Column("slot", Integer),
     Column("settling", Boolean), *(Column(name, BigInteger) for name in (*TASK_NUMBERS, "lag")), *_measures(*TASK_MEASURES),
     *_measures(*(f"{name}_latency_{figure}_ms" for name in LATENCIES for figure in LATENCY_FIGURES)))
 traffic = _of_window("traffic", _key("topology"), _key("source"), _key("target"), *_measures("tuples"))
 component_loads = _of_window("component_loads", _key("topology"), _key("component"),
-                             *_measures("arrival_rate", "true_processing_rate"))
+                             *_measures("arrival_rate", "true_processing_rate", *PREDICTED))
 worker_loads = _of_window("worker_loads", _key("slot", Integer), Column("node", Text),
                           *_measures("cpu_mhz", "memory_mb", "busy"),
                           Column("queue_length", BigInteger))
@@ -88,12 +91,16 @@ decisions = Table(
 migrations = Table(
     "millrace_migrations", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
     Column("topology", Text), Column("record", JSON(none_as_null=True)))
+elastic_decisions = Table(
+    "millrace_elastic_decisions", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
+    Column("topology", Text), Column("record", JSON(none_as_null=True)))
 OF_WINDOW = (loads, task_loads, traffic, component_loads, worker_loads, node_loads)
 
 
 @dataclass(frozen=True, slots=True)
 class PastWindow:
-    """A window read from the database: loads and placements by topology, workers by slot number, nodes by name."""
+    """A window read from the database: loads, placements and predicted latencies by topology, workers by slot number, nodes by
+    name."""
 
     at: float
     seconds: float
@@ -101,6 +108,7 @@ class PastWindow:
     placements: Mapping[str, Mapping[TaskId, int]] = field(default_factory=FrozenMap)
     workers: Mapping[int, WorkerLoad] = field(default_factory=FrozenMap)
     nodes: Mapping[str, NodeLoad] = field(default_factory=FrozenMap)
+    predictions: Mapping[str, Mapping[str, float | None]] = field(default_factory=FrozenMap)
 
 
 # -- values to rows -------------------------------------------------------------------------------------------------------
@@ -132,8 +140,8 @@ def decision_values(decision: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     return number, values
 
 
-def migration_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a migration, as `MigrationLog` makes it."""
+def record_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a migration, as `MigrationLog` makes it, or of an elastic decision."""
     return {"at": _number(row["at"]), "topology": _plain(row["topology"]),
             "record": _plain(msgspec.to_builtins(dict(row), str_keys=True))}
 
@@ -180,14 +188,16 @@ def _insert_columns(connection: Connection, table: Table, rows: list[dict[str, A
 def _rows(sample: WindowSample) -> Iterator[tuple[Table, Iterable[dict[str, Any]]]]:
     for topology, load in sample.loads.items():
         plan = sample.plans.get(topology)
+        prediction = sample.predictions.get(topology)
         yield loads, [{"topology": topology, "seconds": _number(load.window_seconds),
-                       "plan_version": plan.version if plan else None}]
+                       "plan_version": plan.version if plan else None,
+                       "offered_rate": _number(prediction.offered_rate) if prediction else None, **_predicted(prediction)}]
         placement = plan.placement if plan else {}
         yield task_loads, _task_rows(topology, load, placement)
         names = {task: str(task) for pair in load.traffic for task in pair}
         yield traffic, ({"topology": topology, "source": names[source], "target": names[target], "tuples": _number(tuples)}
                         for (source, target), tuples in load.traffic.items())
-        yield component_loads, _component_rows(topology, load)
+        yield component_loads, _component_rows(topology, load, prediction)
     yield worker_loads, ({"slot": slot, "node": worker.node, "cpu_mhz": _number(worker.cpu_mhz),
                           "memory_mb": _number(worker.memory_mb), "queue_length": int(worker.queue_length),
                           "busy": _number(worker.busy)}
@@ -212,7 +222,11 @@ def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int]) -> It
         yield row
 
 
-def _component_rows(topology: str, load: Load) -> Iterator[dict[str, Any]]:
+def _predicted(prediction: Prediction | StationPrediction | None) -> dict[str, float | None]:
+    return {name: getattr(prediction, name, None) for name in PREDICTED}
+
+
+def _component_rows(topology: str, load: Load, prediction: Prediction | None) -> Iterator[dict[str, Any]]:
     """λ and μ of each component, computed from its part of the load: one pass over the traffic serves all components."""
     tasks: defaultdict[str, dict[TaskId, TaskLoad]] = defaultdict(dict)
     arriving: defaultdict[str, dict[tuple[TaskId, TaskId], float]] = defaultdict(dict)
@@ -220,11 +234,13 @@ def _component_rows(topology: str, load: Load) -> Iterator[dict[str, Any]]:
         tasks[task.component][task] = measured
     for pair, tuples in load.traffic.items():
         arriving[pair[1].component][pair] = _number(tuples)
+    predicted = {each.component: each for each in prediction.components} if prediction else {}
     for component, measured_tasks in tasks.items():
         part = Load(load.window_seconds, measured_tasks, arriving[component])
         true_rate = part.true_processing_rate(component)
         yield {"topology": topology, "component": component, "arrival_rate": _number(part.arrival_rate(component)),
-               "true_processing_rate": None if true_rate is None else _number(true_rate)}
+               "true_processing_rate": None if true_rate is None else _number(true_rate),
+               **_predicted(predicted.get(component))}
 
 
 # -- rows to values -------------------------------------------------------------------------------------------------------
@@ -253,6 +269,8 @@ def read_windows(connection: Connection, window_rows: Iterable[Row[Any]], topolo
                            for worker in workers[row.id]}),
         nodes=FrozenMap({node.node: NodeLoad(node.cpu_mhz, node.capacity_mhz, node.memory_mb, node.memory_used_mb)
                          for node in nodes[row.id]}),
+        predictions=FrozenMap({head.topology: {name: head._mapping[name] for name in ("offered_rate", *PREDICTED)}
+                               for head in heads[row.id] if head.offered_rate is not None}),
     ) for row in window_rows if topology is None or heads[row.id]]
 
 

@@ -68,7 +68,7 @@ class TaskObserved:
 
     def offered(self) -> float | None:
         """Tuples that were emitted, and growth of the lag since it was first known; None if it is not known now."""
-        return None if self.lag is None or self.first_lag is None else max(self.lag_at + self.lag - self.first_lag, 0)
+        return None if self.lag is None or self.first_lag is None else self.lag_at + self.lag - self.first_lag
 
     def end_window(self) -> dict[str, LatencyHistogram]:
         """The latencies of the window that ends now; they count in `latencies` from here on."""
@@ -163,10 +163,10 @@ def summed(counts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, tuple[f
 def _task_load(observed: TaskObserved, spout: bool) -> TaskLoad:
     counts = {name: int(observed.total(name)) for name in ("emitted", "transferred", "executed", "acked", "failed")}
     latencies = {f"{name}_ms": percentiles(observed.latency(name)) for name in LATENCIES}
-    offered = observed.offered()
+    offered = observed.offered() if spout else 0.0
     seconds = {name: observed.total(name) for name in SECONDS}
     return TaskLoad(**counts, **latencies, **seconds, queue_length=observed.queue_length,  # type: ignore[arg-type]
-                    lag=observed.lag, offered=0 if not spout else counts["emitted"] if offered is None else int(offered))
+                    lag=observed.lag, offered=counts["emitted"] if offered is None else max(int(offered), 0))
 
 
 def percentiles(histogram: LatencyHistogram) -> Latency | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from millrace.master.requests.record import slot_of, task_named
 from millrace.master.requests.server import MasterRequest, Verb
 from millrace.master.requests.status import Overview, load_of, plans_of, workers_of
 from millrace.master.requests.taps import TapDirectory
+from millrace.master.scheduling.elastic import Elasticity
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import ACKER, TaskId
@@ -155,9 +156,18 @@ class Pool(Protocol):
     def restart(self, slot: int) -> Future[dict[str, Any]]: ...
 
 
-def worker_verbs(master: Overview, pool: Pool) -> dict[str, Verb]:
+class WorkerLimits(Protocol):
+    """Controls the number of workers."""
+
+    def choose(self, limits: str | None, values: Mapping[str, Any]) -> dict[str, Any]: ...
+    def settings(self) -> dict[str, Any]: ...
+
+
+def worker_verbs(master: Overview, pool: Pool, auto: WorkerLimits) -> dict[str, Verb]:
     """Verbs about workers."""
     return {"workers": lambda request: workers_of(master),
+            "workers auto": lambda request: auto.choose(request["limits"], request["values"]),
+            "workers auto show": lambda request: auto.settings(),
             "workers add": lambda request: pool.add(int(request["count"])),
             "workers remove": lambda request: pool.remove(int(request["slot"])),
             "workers restart": lambda request: pool.restart(int(request["slot"]))}
@@ -175,7 +185,16 @@ def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, 
             "situation": lambda request: scheduling.situation().to_json(),
             "scheduler show": lambda request: scheduling.settings(),
             "scheduler history": lambda request: scheduling.past(int(request["limit"])),
-            "scheduler set": choose}
+            "scheduler set": choose, **_elastic_verbs(scheduling.elastic)}
+
+
+def _elastic_verbs(elastic: Elasticity) -> dict[str, Verb]:
+    """Verbs about numbers of tasks that change by themselves. `topology` defaults to the only one that runs."""
+    return {"elastic set": lambda request: elastic.choose(request.get("topology"), str(request["model"]),
+                                                          dict(request.get("values") or {})),
+            "elastic off": lambda request: elastic.off(request.get("topology")),
+            "elastic show": lambda request: elastic.settings(request.get("topology")),
+            "elastic history": lambda request: elastic.past(int(request["limit"]), request.get("topology"))}
 
 
 def reading_verbs(state: MasterView, queries: StateQueries, taps: TapDirectory, store: str) -> dict[str, Verb]:

@@ -18,6 +18,7 @@ from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load, TaskLoad
+from millrace.model.prediction import Prediction
 from millrace.runtime.meters import LATENCIES
 
 SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
@@ -28,6 +29,14 @@ ADDRESSES = (FEED, TAP_METRIC)  # reported as metrics, for feeders and readers o
 class Port(Protocol):
     refused: int
     malformed: int
+
+
+class CapacityView(Protocol):
+    """The control of the number of workers."""
+
+    @property
+    def warning(self) -> str: ...
+    def settings(self) -> dict[str, Any]: ...
 
 
 class Overview(Protocol):
@@ -53,6 +62,8 @@ class Overview(Protocol):
     @property
     def scheduling(self) -> SchedulingLoop: ...
     @property
+    def capacity(self) -> CapacityView: ...
+    @property
     def connections(self) -> Mapping[int, Any]: ...
     def processes(self) -> Mapping[int, Any]: ...
 
@@ -69,6 +80,8 @@ def status_of(master: Overview) -> dict[str, Any]:
         "superseded": master.superseded,
         "warnings": warnings_of(master),
         "scheduler": master.scheduling.generator.choice.name,
+        "workers_auto": master.capacity.settings(),
+        "elastic": master.scheduling.elastic.models(),
     }
 
 
@@ -101,7 +114,8 @@ def warnings_of(master: Overview) -> list[str]:
     calls = [f"worker {slot}: {call}" for slot, view in sorted(master.state.workers.items()) for call in view.warnings()]
     waiting = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
                for name, topology in master.state.topologies.items() if topology.spouts_wait]
-    return [*filter(None, [master.store_alarm]), *waiting, *master.scheduling.hot_groups.warnings(), *calls]
+    return [*filter(None, [master.store_alarm, master.capacity.warning]), *waiting, *master.scheduling.hot_groups.warnings(),
+            *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
@@ -154,9 +168,14 @@ def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None)
         "window_seconds": scheduling.window_seconds,
         "workers": {slot: msgspec.to_builtins(load) for slot, load in sample.workers.items()} if sample else {},
         "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
-        "topologies": {name: _estimate(state.topologies[name].graph, scheduling.load[name])
+        "topologies": {name: {**_estimate(state.topologies[name].graph, scheduling.load[name]),
+                              "prediction": _prediction(scheduling.elastic.predictions.get(name))}
                        for name in names if name in scheduling.load},
     }
+
+
+def _prediction(prediction: Prediction | None) -> dict[str, Any] | None:
+    return prediction.to_json() if prediction is not None else None
 
 
 def _estimate(graph: TopologyGraph, load: Load) -> dict[str, Any]:

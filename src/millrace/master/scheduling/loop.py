@@ -28,17 +28,19 @@ from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
+from millrace.elastic.elastic_loop import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.scheduling.elastic import Elasticity
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
 from millrace.master.state_view import MasterView
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import NewPlan
+from millrace.schedulers.base import CannotPlace, NewPlan
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
@@ -98,11 +100,13 @@ class SchedulingLoop:
         self._estimators: dict[str, Estimator] = {}
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
-        self._asking = False  # the scheduler has not answered yet
+        self.asking = False  # the scheduler has not answered yet
+        self.unplaced = ""  # why the scheduler in use has no place for some tasks, by its last answer
         self._reported = ""  # the last failure that was reported
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
+        self.elastic = Elasticity(port, self._record_elastic)
         self.hot_groups = HotGroups()
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
@@ -112,10 +116,14 @@ class SchedulingLoop:
 
     @property
     def window_seconds(self) -> float:
-        """Length of a load window, at most the scheduler's period: it needs a fresh load each time."""
-        if self.generator.choice.name == OFF:
-            return self._window_seconds
-        return min(self._window_seconds, self.generator.period)
+        """Length of a load window, at most the scheduler's period and that of elastic loops: they need a fresh load each
+        time."""
+        periods = [self._window_seconds]
+        if self.generator.choice.name != OFF:
+            periods.append(self.generator.period)
+        if self.elastic.window_seconds is not None:
+            periods.append(self.elastic.window_seconds)
+        return min(periods)
 
     def tick(self, now: float) -> None:
         self._record_migrations(self.migrations.settle(now))
@@ -129,8 +137,10 @@ class SchedulingLoop:
                    for slot, process in self._port.processes().items() if process.memory_mb}  # 0 before its first report
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
-        self.sample, self.load = sample, self._estimate(sample)
-        self._record(lambda history: history.record_window(sample))
+        self.load = self._estimate(sample)
+        self.sample = predicted = self.elastic.predict(sample, self.load)
+        self._record(lambda history: history.record_window(predicted))
+        self.elastic.end_window(now, predicted)
         for warning in self.hot_groups.observe({name: state.topologies[name].graph for name in plans}, self.load, plans):
             self._port.say(warning)
         if self.generator.choice.name == OFF:
@@ -139,7 +149,7 @@ class SchedulingLoop:
         measured = self.generator.observe(situation)
         if measured is not None:
             self._record_decision(measured)
-        if not self._asking and situation.graphs:
+        if not self.asking and situation.graphs:
             trigger = self.generator.due(now, sample, situation.cluster)
             if trigger is not None:
                 self._ask(situation, trigger)
@@ -157,10 +167,16 @@ class SchedulingLoop:
             self._estimator, self._estimators = ("last", make_estimator("last")), {}
             return dict(sample.loads)
 
+    def workers_joined(self) -> None:
+        """Ask the scheduler at the end of the window: there are more slots than it knew."""
+        self.unplaced = ""
+        self.generator.ask()
+
     def forget(self, topology: str) -> None:
         self._monitor.forget(topology)
         self._estimators.pop(topology, None)
         self.load.pop(topology, None)
+        self.elastic.forget(topology)
         self._record_migrations(self.migrations.forget(topology))
 
     def situation(self) -> Situation:
@@ -180,11 +196,11 @@ class SchedulingLoop:
             with suppress(MillraceError):  # the master is ending
                 self._port.call(lambda: self._answered(situation, trigger, choice, answer))
 
-        self._asking = True
+        self.asking = True
         self._process.ask(request, policy.time_limit, done)
 
     def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: SchedulerAnswer | SchedulerFailed) -> None:
-        self._asking = False
+        self.asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
         if isinstance(answer, SchedulerFailed):
@@ -195,6 +211,7 @@ class SchedulingLoop:
         except (MillraceError, KeyError, TypeError, ValueError) as error:
             self._failed(self.generator.failed(str(error), trigger, time.time()))
             return
+        self.unplaced = result.reason if isinstance(result, CannotPlace) else ""
         decision = self.generator.decide(situation, result, trigger, time.time())
         if decision.outcome == ENACTED and isinstance(result, NewPlan):
             decision = self._enact(situation, result, decision)
@@ -244,6 +261,9 @@ class SchedulingLoop:
         log.info("scheduler %s: %s (%s)", decision.scheduler, decision.outcome, decision.reason)
         self._record(lambda history: history.record_decision(decision.to_json()))
 
+    def _record_elastic(self, decision: ElasticDecision) -> None:
+        self._record(lambda history: history.record_elastic_decision(decision.to_json()))
+
     # -- requests of users ---------------------------------------------------------------------------------------------
 
     def choose(self, name: str, parameters: dict[str, Any], policy: dict[str, Any],
@@ -264,7 +284,7 @@ class SchedulingLoop:
             if new_estimator is not self._estimator:
                 self._estimator, self._estimators = new_estimator, {}
             self.generator.set(Choice(name, values, period, weighs_itself), new_policy)
-            self._reported = ""
+            self._reported = self.unplaced = ""
             self._process.renew()
             shown = ", ".join(f"{key}={value}" for key, value in values.items())
             mode = " (dry run)" if new_policy.dry_run else ""
@@ -347,6 +367,7 @@ class SchedulingLoop:
         self._history = History(self._history_url or default_history_url(), self._cluster, self._retention)
         past = reversed(self._history.decisions(DECISIONS_REMEMBERED))
         self.generator.remember(Decision.from_json(row) for row in past)
+        self.elastic.remember(reversed(self._history.elastic_decisions(DECISIONS_REMEMBERED)))
         self.migrations.remember(reversed(self._history.migrations(MIGRATIONS_REMEMBERED)))
 
     def close(self) -> None:

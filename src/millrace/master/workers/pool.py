@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from millrace.control.events import Event, LeaveOver, WorkerLeaves
+from millrace.control.moves import PERSON
 from millrace.errors import MillraceError, NotEnoughSlots
 from millrace.master.state_view import MasterView
 from millrace.master.workers.port import Connection
@@ -77,26 +78,34 @@ class WorkerPool:
         self._master = master
         self.supply: WorkerSupply | None = None  # None: workers are Spark's executors, or are started by hand
         self._requests: dict[int, LeaveRequest] = {}
+        self._answers: list[Future[dict[str, Any]]] = []  # of requests that may not be over
+
+    @property
+    def under_way(self) -> bool:
+        """True if workers are being added, removed or restarted on request."""
+        self._answers = [answer for answer in self._answers if not answer.done()]
+        return bool(self._answers)
 
     def add(self, count: int) -> Future[dict[str, Any]]:
         """Start so many workers, and answer when they have joined."""
-        supply = self._checked()
+        supply = self.checked()
         if count < 1:
             raise MillraceError(f"{count} workers cannot be added: give a number of at least 1")
         answer: Future[dict[str, Any]] = Future()
+        self._answers.append(answer)
         _in_thread(answer, partial(self._add, supply, count, time.monotonic()))
         return answer
 
-    def remove(self, slot: int) -> Future[dict[str, Any]]:
-        """Hand over the worker's tasks, end it, and give its slot back."""
-        return self._leave(slot, restarts=False)
+    def remove(self, slot: int, who: str = PERSON) -> Future[dict[str, Any]]:
+        """Hand over the worker's tasks, end it, and give its slot back. `who` wants it."""
+        return self._leave(slot, restarts=False, who=who)
 
     def restart(self, slot: int) -> Future[dict[str, Any]]:
         """Hand over the worker's tasks, start its process anew, and let the tasks return."""
         return self._leave(slot, restarts=True)
 
-    def _leave(self, slot: int, restarts: bool) -> Future[dict[str, Any]]:
-        supply = self._checked()
+    def _leave(self, slot: int, restarts: bool, who: str = PERSON) -> Future[dict[str, Any]]:
+        supply = self.checked()
         view, connection = self._master.state.workers.get(slot), self._master.connections.get(slot)
         request = LeaveRequest(restarts, time.monotonic(), view.node.name if view is not None else "",
                                view.executor if view is not None else "",
@@ -104,21 +113,23 @@ class WorkerPool:
         earlier = self._requests.get(slot)
         self._requests[slot] = request
         try:
-            self._master.tell(WorkerLeaves(slot, restarts, slot in supply.slots()))
+            self._master.tell(WorkerLeaves(slot, restarts, slot in supply.slots(), who))
         except BaseException:  # refused
             self._requests.pop(slot)
             if earlier is not None:
                 self._requests[slot] = earlier
             raise
+        self._answers.append(request.answer)
         return request.answer
 
-    def _checked(self) -> WorkerSupply:
+    def checked(self) -> WorkerSupply:
+        """The supply of workers; raises `MillraceError` if there is none, or another master has taken over."""
         self._master.check_deciding()
         if self.supply is None:
             raise MillraceError("this cluster has no workers of its own to add, remove or restart: its tasks run in Spark's "
-                                "executors (microbatch engine), or its workers were started by hand. Start or stop Spark "
-                                "executors, whose number the engine follows with the next batch, or run the topology with "
-                                "--engine resident")
+                                "executors (microbatch engine), its workers were started by hand, or it is still starting. "
+                                "Start or stop Spark executors, whose number the engine follows with the next batch, or run "
+                                "the topology with --engine resident")
         return self.supply
 
     def over(self, command: LeaveOver) -> None:

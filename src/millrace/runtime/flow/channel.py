@@ -297,6 +297,14 @@ class Lane:
     def target(self) -> int:
         return self._channel.target
 
+    @property
+    def unconsumed(self) -> int:
+        return self._channel.unconsumed
+
+    @property
+    def full(self) -> bool:
+        return self._channel.full
+
     def send_rows(self, stream: int, rows: Any, edge: int, lineage: Lineage, extended: bool = False) -> None:
         self._channel.send_rows(stream, rows, edge, lineage, extended, self._move)
 

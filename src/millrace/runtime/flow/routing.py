@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
-SAMPLED = 64  # chunks of which one is counted by key group
+SAMPLED = 61  # tuples of which one is counted by key group; a prime, so that few streams repeat themselves in step with it
+SAMPLE_KEYS = 512  # keys that are counted together
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
 Rows = Sequence[tuple[Any, ...]]
@@ -61,7 +62,9 @@ class ToAll(Route):
 
 
 class Shuffle(Route):
-    """Balances over the tasks: a large chunk is cut into equal slices, a small one goes to the task that got least."""
+    """Balances over the tasks: a large chunk is cut into equal slices. A small one goes to the task with the fewest tuples on
+    their way, and among equals to the one that got least: with equal shares, a task that is slow for a moment would fill its
+    channel and stop its sender, while others are idle."""
 
     def __init__(self, channels: Sequence[Outlet]) -> None:
         super().__init__(channels)
@@ -76,12 +79,17 @@ class Shuffle(Route):
     def _spread(self, whole: Any, size: int, part: Callable[[int, int], Any]) -> Parts:
         channels = self.channels
         if size <= WHOLE:
-            least = min(range(len(channels)), key=self._sent.__getitem__)
+            least = min(range(len(channels)), key=self._load)
             self._sent[least] += size
             return [(channels[least], whole)]
         bounds = [size * i // len(channels) for i in range(len(channels) + 1)]
         return [(channel, part(bounds[i], bounds[i + 1])) for i, channel in enumerate(channels)
                 if bounds[i + 1] > bounds[i]]
+
+    def _load(self, index: int) -> tuple[bool, int, int]:
+        """The order in which tasks get small chunks. Full channels share equally what is sent all the same."""
+        channel = self.channels[index]
+        return channel.full, 0 if channel.full else channel.unconsumed, self._sent[index]
 
 
 class Custom(Route):
@@ -111,7 +119,7 @@ class Custom(Route):
         return self.split(rows_of_batch(batch))
 
 
-class _Memory(dict[Any, int]):
+class KeyMemory(dict[Any, int]):
     """Maps a key to the index of its task, so that a key is hashed once and a tuple costs one dict look-up."""
 
     def __init__(self, find: Callable[[Any], int]) -> None:
@@ -130,20 +138,24 @@ class ByFields(Route):
     def __init__(self, channels: Sequence[Outlet], positions: Sequence[int], owners: Sequence[int]) -> None:
         super().__init__(channels)
         self.positions, self.owners = tuple(positions), tuple(owners)
-        self._memory = _Memory(self._task_of)
+        self._memory = KeyMemory(self._task_of)
 
     def _task_of(self, key: Any) -> int:
         return self.owners[stable_hash(key) % len(self.owners)]
 
     def split(self, rows: Rows) -> Parts:
-        memory = self._memory
-        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
         try:
-            for row, task in zip(rows, map(memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
-                buckets[task].append(row)
+            buckets = self._buckets(rows)
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
             buckets = self._split_unhashable(rows)
         return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+
+    def _buckets(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
+        """The rows for each channel."""
+        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
+        for row, task in zip(rows, map(self._memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
+            buckets[task].append(row)
+        return buckets
 
     def _split_unhashable(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
@@ -175,39 +187,50 @@ class ByFields(Route):
 
 
 class BySampledFields(ByFields):
-    """Also counts the tuples of each key group, in one chunk of many: hashing every key would cost too much. The same chunks
-    tell the most frequent keys."""
+    """Also counts the tuples of each key group by a sample: hashing every key would cost too much. The same sample tells the
+    most frequent keys."""
 
     def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys) -> None:
         super().__init__(route.channels, route.positions, route.owners)
-        self._counts, self._heavy, self._left = counts, heavy, 1
+        self._counts, self._heavy, self._key = counts, heavy, itemgetter(*route.positions)
+        self._next = SAMPLED // 2  # tuples before the next one of the sample; from 0, each new plan would add to the counts
+        self._sample: list[Any] = []  # keys that are not counted yet
 
     def split(self, rows: Rows) -> Parts:
-        self._left -= 1
-        if not self._left:
-            self._count(map(itemgetter(*self.positions), rows))
+        if self._next < len(rows):
+            self._take(list(map(self._key, rows[self._next::SAMPLED])))
+        self._next -= len(rows)
         return super().split(rows)
 
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
-        self._left -= 1
-        if not self._left:
-            columns = [values_of(batch.column(position)) for position in self.positions]
-            self._count(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+        if self._next < batch.num_rows:
+            places = pa.array(range(self._next, batch.num_rows, SAMPLED))
+            columns = [values_of(batch.column(position).take(places)) for position in self.positions]
+            self._take(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
+        self._next -= batch.num_rows
         return super().split_batch(batch)
 
-    def _count(self, keys: Iterable[Any]) -> None:
-        """Let the tuples of this chunk stand for those of the chunks that are not counted."""
-        self._left = SAMPLED
-        keys = list(keys)
-        groups = len(self.owners)
+    def _take(self, keys: list[Any]) -> None:
+        self._next += SAMPLED * len(keys)
+        self._sample += keys
+        if len(self._sample) >= SAMPLE_KEYS:
+            self.count()
+
+    def count(self) -> None:
+        """Count the sample: each of its tuples stands for those up to the next."""
+        keys, self._sample, groups = self._sample, [], len(self.owners)
         try:
             counted = [(key, stable_hash(key) % groups, count) for key, count in Counter(keys).items()]
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
             by_text = {repr(key): key for key in keys}
             counted = [(text, stable_hash(by_text[text]) % groups, count) for text, count in Counter(map(repr, keys)).items()]
+        self._heavy.add(counted)
+        self._note(counted)
+
+    def _note(self, counted: Sequence[tuple[Any, int, int]]) -> None:
+        """Count the tuples that are sent: (key, key group, tuples of the sample) for each key."""
         for _, group, count in counted:
             self._counts[group] += SAMPLED * count
-        self._heavy.add(counted)
 
 
 class ByGroups(ByFields):

@@ -26,6 +26,7 @@ from millrace.errors import EncodingError
 from millrace.model.graph import ComponentDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.heavy_keys import HeavyKeys
+from millrace.runtime.flow.routing import ByFields, BySampledFields
 from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.checkpointing.snapshots import Snapshots
 from millrace.runtime.tasks.checkpointing.waves import TaskWaves
@@ -38,7 +39,6 @@ from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.overtaken import Overtaken
-    from millrace.runtime.flow.routing import ByFields
     from millrace.runtime.tasks.handover.arrival import Arrival
     from millrace.runtime.tasks.handover.departure import Departure
     from millrace.runtime.tasks.handover.retirement import Retirement
@@ -233,6 +233,17 @@ class Task:
     def group_counts_of(self, route: ByFields) -> np.ndarray:
         """The counts of tuples sent to each key group of the component that the route leads to."""
         return self.group_counts.setdefault(self.component_of(route), np.zeros(len(route.owners), np.int64))
+
+    def count_groups(self) -> None:
+        """Bring the counts of key groups up to date."""
+        for output in self.outbox.outputs:
+            for route in output.routes:
+                if isinstance(route, BySampledFields):
+                    route.count()
+
+    def count_merged(self, saved: int) -> None:
+        """Count tuples that were merged into others before they were sent, as a metric of the task."""
+        self.meters.custom["merged"] = self.meters.custom.get("merged", 0) + saved
 
     def component_of(self, route: ByFields) -> str:
         """The component that the route leads to."""

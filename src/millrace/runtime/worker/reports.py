@@ -34,6 +34,7 @@ class Reports:
         for run in worker.topologies.values():
             for task in list(run.tasks.values()):
                 task.count_blocked(now)
+                task.count_groups()
                 lag = task.lag.reported() if isinstance(task, SpoutTask) else None
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation, "lag": lag,
                               "queue_length": task.queue_length, "passed": task.waves.has_passed(), **task.meters.report(),

@@ -8,10 +8,12 @@ from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
 from millrace.runtime.flow.channel import UNPLACED, Channel, Inlet, Lane
 from millrace.runtime.flow.links import Links
+from millrace.runtime.flow.merged_fields import ByMergedFields, Merge
 from millrace.runtime.flow.pace import FIRST_TUPLES
 from millrace.runtime.flow.routing import ByFields, BySampledFields, make_route
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.host import TaskTopology
+from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.task import Task
 
 
@@ -61,6 +63,16 @@ def lanes_of(run: TaskTopology, component: str, targets: Sequence[Channel]) -> t
     return [lane_of.get(group, owner) for group, owner in enumerate(owners)], lanes
 
 
+def sampled(task: Task, output: Output, route: ByFields) -> ByFields:
+    """The route with counts of key groups and frequent keys, and with merging of hot keys if its target declares how."""
+    component = task.topology.graph.component(task.component_of(route))
+    counts, heavy = task.group_counts_of(route), task.heavy_keys[component.name]
+    if not component.merges:
+        return BySampledFields(route, counts, heavy)
+    return ByMergedFields(route, counts, heavy, Merge(component.code, output.row, lambda error: task.report_error(error, None),
+                                                      task.count_merged))
+
+
 class LinkWiring(Wiring):
     """Connects tasks of the same worker directly, and others over links to their slots."""
 
@@ -68,10 +80,10 @@ class LinkWiring(Wiring):
         self._links = links
 
     def wire(self, task: Task) -> None:
+        task.count_groups()  # the routes of the last plan end
         super().wire(task)
         for output in task.outbox.outputs:
-            output.routes = [BySampledFields(route, task.group_counts_of(route), task.heavy_keys[task.component_of(route)])
-                             if isinstance(route, ByFields) else route for route in output.routes]
+            output.routes = [sampled(task, output, route) if isinstance(route, ByFields) else route for route in output.routes]
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology

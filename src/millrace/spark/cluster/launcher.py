@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -228,7 +228,7 @@ class SparkLauncher:
         stay free for Spark's own jobs, as at the start."""
         url = parse_master(str(self._context.master))
         needed = count + 1 if url.on_this_machine else count
-        began, asked = time.monotonic(), False
+        began, asked, before = time.monotonic(), False, {executor.id for executor in self._seen()[0]}
         while True:
             executors, workers = self._seen()
             missing, all_ready = missing_executors(needed, executors, self._cpus), all(each.ready for each in executors)
@@ -240,7 +240,16 @@ class SparkLauncher:
             none_comes = url.on_this_machine and not asked and all_ready  # only cores that Spark does not know to be free yet
             late = time.monotonic() - began >= (IDLE_SECONDS if none_comes else ROOM_SECONDS)
             if never or late or self._stopped.wait(LOOK_SECONDS):
+                if asked:
+                    self._withdraw(before)
                 raise self._no_room(count, executors, url.on_this_machine)
+
+    def _withdraw(self, before: Collection[str]) -> None:
+        """Withdraw a request for executors that was not fulfilled, and give those back that it has brought."""
+        self._placement.ask_for_executors(len(before))
+        for executor in self._seen()[0]:
+            if executor.id not in before:
+                self._give_back(executor.id)
 
     def _starts_on_request(self, kind: str) -> bool:
         """True if Spark starts executors only on request. A standalone master starts them wherever it can, and a request would

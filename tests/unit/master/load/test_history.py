@@ -193,7 +193,7 @@ def test_closing_does_not_wait_for_a_database_that_is_stuck(url: str, path: Path
     history.record_decision(DECISION)
     assert stuck.tried.wait(SECONDS)
     history.close(timeout=0.01)
-    assert "0 windows, 1 decisions and 0 migrations not written" in caplog.text
+    assert "0 windows, 1 decisions, 0 migrations and 0 elastic decisions not written" in caplog.text
     stuck.release()
     history._thread.join(SECONDS)
 

@@ -28,7 +28,8 @@ def test_the_time_of_tasks_is_shared_into_busy_blocked_and_idle() -> None:
     load = Load(10.0, {TaskId("lines", 0): TaskLoad(emitted=50, offered=70, lag=20, blocked_seconds=6.0, busy_seconds=3.0),
                        TaskId("out", 0): TaskLoad(executed=50, busy_seconds=12.0)})
     state: Any = SimpleNamespace(topologies={"t": TopologyState(1, GRAPH)}, topology=lambda name: None)
-    scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load})
+    scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load},
+                                      elastic=SimpleNamespace(predictions={}))
     shown = load_of(state, scheduling, "t")["topologies"]["t"]["components"]
     assert {key: shown["lines"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
         "offered_rate": 7.0, "lag": 20, "busy": 0.3, "blocked": 0.6, "idle": pytest.approx(0.1)}
@@ -52,13 +53,15 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
     hot = HotGroups({("t", "out", 7): HotGroup("t", TaskId("out", 0), 7, 0.9, "'the'", 0.75)})
     master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write",
+                                  capacity=SimpleNamespace(warning="no worker could be added: no core is free"),
                                   scheduling=SimpleNamespace(hot_groups=hot))
     assert warnings_of(master) == [
         "the checkpoint store /x has not answered for 70 s: write",
+        "no worker could be added: no core is free",
         "t: its spouts wait, because 2 waves in a row have failed: no space left",
         "t: key group 7 of out, in out[0], needs about 90% of a task's time, and tasks cannot share a key group: more tasks, "
-        "or `balance`, do not help. The key 'the' has about 75% of its tuples. Make the bolt faster (process_rows, "
-        "process_arrow), or sum up the tuples of a key before the fields grouping",
+        "or `balance`, do not help. The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt, so "
+        "that its senders merge tuples of a key, or make it faster (process_rows, process_arrow)",
         "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
 
 

@@ -77,11 +77,28 @@ def test_a_route_adds_the_keys_of_the_chunks_that_it_counts() -> None:
         counts, heavy = np.zeros(8, np.int64), HeavyKeys()
         route, group = BySampledFields(plain, counts, heavy), stable_hash(key) % 8
         rows = [(key, number) for number in range(10)]
-        for _ in range(SAMPLED + 1):
+        for _ in range(SAMPLED):
             assert sum(len(part) for _, part in route.split(rows)) == 10
-        assert counts[group] == counts.sum() == 2 * SAMPLED * 10, "two chunks stand for all"
+        assert counts.sum() == 0, "keys of the sample are counted together"
+        route.count()
+        assert counts[group] == counts.sum() == SAMPLED * 10, "one tuple stands for many"
         (text, found, share), = heavy.shares()
         assert str(key if isinstance(key, list | dict) else repr(key)) in text and (found, share) == (group, 1.0)
-    heavy = HeavyKeys()
-    BySampledFields(plain, np.zeros(8, np.int64), heavy).split_batch(pa.record_batch([["x", "x", "y"], [1, 2, 3]], ["k", "n"]))
-    assert [(key, round(share, 2)) for key, _, share in heavy.shares()] == [("'x'", 0.67), ("'y'", 0.33)]
+
+
+@given(st.lists(st.integers(0, 300), max_size=60), st.booleans())
+def test_the_sample_has_every_so_many_tuples_however_they_are_cut_into_chunks(sizes: list[int], arrow: bool) -> None:
+    channels = [Channel(None, index, 1, "", 4) for index in range(2)]  # type: ignore[arg-type]
+    counts = np.zeros(8, np.int64)
+    route = BySampledFields(ByFields(channels, [0], [0, 1] * 4), counts, HeavyKeys())
+    rows, truth = [(f"key {number}", number) for number in range(sum(sizes))], np.zeros(8, np.int64)
+    for key, _ in rows[SAMPLED // 2::SAMPLED]:
+        truth[stable_hash(key) % 8] += SAMPLED
+    at = 0
+    for size in sizes:
+        chunk, at = rows[at:at + size], at + size
+        columns = [pa.array([row[0] for row in chunk], pa.string()), pa.array([row[1] for row in chunk], pa.int64())]
+        parts = route.split_batch(pa.record_batch(columns, ["k", "n"])) if arrow else route.split(chunk)
+        assert sum(len(part) for _, part in parts) == size
+    route.count()
+    assert counts.tolist() == truth.tolist()

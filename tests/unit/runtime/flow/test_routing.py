@@ -122,6 +122,23 @@ def test_a_channel_that_is_new_does_not_get_everything() -> None:
     assert Counter(task for _ in range(100) for task in shares(over, rows(10))) == {0: 50, 1: 50}
 
 
+def test_a_small_chunk_goes_where_the_fewest_tuples_are_on_their_way() -> None:
+    to = channels(3)
+    to[0].unconsumed, to[1].unconsumed, to[2].unconsumed = 30, 10, 20
+    over = route(Grouping.SHUFFLE, 3, to)
+    assert [list(shares(over, rows(5))) for _ in range(2)] == [[1], [1]], "nothing is counted as sent by the test's channels"
+    to[1].full = True
+    assert list(shares(over, rows(5))) == [2]
+
+
+def test_full_channels_share_equally_what_is_sent_all_the_same() -> None:
+    to = channels(2)
+    to[0].unconsumed, to[1].unconsumed = 1000, 0
+    to[0].full = to[1].full = True
+    over = route(Grouping.SHUFFLE, 2, to)
+    assert Counter(task for _ in range(100) for task in shares(over, rows(10))) == {0: 50, 1: 50}
+
+
 def test_local_or_shuffle_prefers_tasks_in_the_same_worker() -> None:
     to = channels(4)
     to[1].local = to[2].local = object()  # type: ignore[assignment]  # any task will do

@@ -123,6 +123,13 @@ def test_other_masters_are_asked_for_the_executors_that_are_missing(launched: An
     assert cluster.sparks.asked == [3]
 
 
+def test_executors_that_are_not_enough_are_given_back(launched: Any) -> None:
+    cluster = launched(Sparks(executor(0, busy=2), starts=[executor(1)]), "yarn")
+    with pytest.raises(NotEnoughSlots):
+        cluster.add(5)
+    assert cluster.sparks.asked == [4, 1] and cluster.sparks.given_back == ["1"]
+
+
 def test_an_executor_that_is_starting_is_waited_for_instead_of_asking_for_another(launched: Any,
                                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROOM_SECONDS", 60.0)

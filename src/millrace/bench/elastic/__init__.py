@@ -1,0 +1,1 @@
+"""`millrace bench elastic`: changes of parallelism under load, by the elastic loop and by hand."""

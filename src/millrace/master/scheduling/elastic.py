@@ -1,0 +1,297 @@
+"""Elasticity, on the master's thread: at the end of each load window it compares the predicted with the measured latency of
+each topology, and scales those that have a model.
+
+    elastic/measured.py, elastic/correction.py   turn the load into a network of queues, and correct it
+    elastic/elastic_loop.py                      decides
+    control/moving/rescaling.py                  changes the numbers of tasks while the stream runs
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol
+
+from millrace.control.events import Event, Rescaled, Say
+from millrace.control.moves import ELASTIC, PERSON, Cause
+from millrace.control.topology_state import TopologyState
+from millrace.control.topology_status import RUNNING
+from millrace.elastic.allocation import Infeasible, Limits, counted, limits_shown
+from millrace.elastic.comparison import compared_latency
+from millrace.elastic.correction import Corrections
+from millrace.elastic.elastic_loop import (
+    ADVISED_ONLY,
+    ELASTIC_DECISIONS_KEPT,
+    INFEASIBLE,
+    SCALES,
+    ElasticChoice,
+    ElasticDecision,
+    ElasticLoop,
+    ElasticPolicy,
+    ElasticWindow,
+)
+from millrace.elastic.forecast import check_installed
+from millrace.elastic.measured import MeasuredTopology, measured
+from millrace.elastic.models import PastRates, checked_limits, make_model, model_class
+from millrace.errors import BadParameter, MillraceError, TopologyError, UnknownTopology
+from millrace.master.state_view import MasterView
+from millrace.model.graph import TaskId
+from millrace.model.load import Load
+from millrace.model.prediction import Prediction
+from millrace.model.sample import WindowSample
+from millrace.schedulers.parameters import described, parameters_of, with_parameters
+
+log = logging.getLogger("millrace.master")
+LIMITS = ("c_max", "t_max_ms")
+NO_MODEL = "off"
+
+
+class ElasticPort(Protocol):
+    """The part of the master that elasticity uses."""
+
+    @property
+    def state(self) -> MasterView:
+        """Workers, topologies and plans."""
+
+    def tell(self, event: Event) -> None:
+        """Let the master decide on an event."""
+
+    def say(self, message: Say) -> None:
+        """Report something to users."""
+
+    def call(self, work: Callable[[], Any]) -> Any:
+        """Run the work on the master's thread; callable from any thread."""
+
+
+class Elasticity:
+    """Called on the master's thread. `record` keeps a decision in the history."""
+
+    def __init__(self, port: ElasticPort, record: Callable[[ElasticDecision], None]) -> None:
+        self._port, self._record = port, record
+        self._corrections: dict[str, Corrections] = {}
+        self._measured: dict[str, MeasuredTopology] = {}
+        self._loops: dict[str, ElasticLoop] = {}
+        self._numbers = count(1)
+        self._past: deque[ElasticDecision] = deque(maxlen=ELASTIC_DECISIONS_KEPT)
+        self.predictions: dict[str, Prediction] = {}
+
+    def remember(self, past: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the decisions of earlier masters, oldest first: numbering continues from theirs."""
+        self._past.extend(ElasticDecision.from_json(row) for row in past)
+        self._numbers = count(max((decision.number for decision in self._past), default=0) + 1)
+
+    @property
+    def window_seconds(self) -> float | None:
+        """The longest load window that the loops allow; None if there are none."""
+        return min((loop.policy.period for loop in self._loops.values()), default=None)
+
+    # -- windows -------------------------------------------------------------------------------------------------------
+
+    def predict(self, sample: WindowSample, estimates: Mapping[str, Load]) -> WindowSample:
+        """The window with the predictions for its topologies."""
+        self.predictions = {}
+        for name, load in sample.loads.items():
+            topology = self._port.state.topologies.get(name)
+            if topology is None or topology.batched or not load.tasks:
+                continue
+            found = self._measured[name] = measured(topology.graph, load, estimates.get(name, load))
+            if found.network.external_rate <= 0:
+                continue
+            corrections = self._corrections.setdefault(name, Corrections())
+            self.predictions[name] = compared_latency(corrections.applied(found.network), found.times, found.whole)
+            if found.keeps_up and not found.missing and not _settling(topology, load) and not _under_way(topology):
+                corrections.learn(found.network, found.times, found.complete)
+        return replace(sample, predictions=self.predictions)
+
+    def end_window(self, now: float, sample: WindowSample) -> None:
+        """Let the loops decide. `sample`: with its predictions."""
+        for name, loop in self._loops.items():
+            topology, found = self._port.state.topologies.get(name), self._measured.get(name)
+            if topology is None or found is None or name not in sample.loads:
+                continue
+            prediction = sample.predictions.get(name)
+            window = ElasticWindow(sample.at, sample.seconds, self._corrections.setdefault(name, Corrections())
+                                   .applied(found.network), prediction.measured_ms if prediction else None,
+                                   _settling(topology, sample.loads[name]), _under_way(topology) or found.missing)
+            for decision in loop.end_window(now, window):
+                self._handle(loop, decision, now)
+
+    def _handle(self, loop: ElasticLoop, decision: ElasticDecision, now: float) -> None:
+        if decision.outcome == SCALES and decision.helped is None:
+            decision = self._enact(loop, decision, now)
+        elif decision.outcome == ADVISED_ONLY:
+            self._port.say(Say(f"would be scaled to {counted(decision.changes)}: {decision.reason}", decision.topology,
+                               cause=f"elastic decision {decision.number}"))
+        elif decision.outcome == INFEASIBLE:
+            self._port.say(Say(f"the elastic goal is out of reach: {decision.reason}", decision.topology, "warning",
+                               f"elastic decision {decision.number}"))
+        elif decision.helped is False:
+            self._port.say(Say(f"elastic decision {decision.number} did not help and is not repeated under this load: expected "
+                               f"{_ms(decision.expected_ms)}, measured {_ms(decision.measured_ms)}", decision.topology,
+                               "warning"))
+        log.info("elastic %s of %s: %s (%s)", decision.model, decision.topology, decision.outcome, decision.reason)
+        self._keep(decision)
+
+    def _enact(self, loop: ElasticLoop, decision: ElasticDecision, now: float) -> ElasticDecision:
+        cause = Cause(ELASTIC, f"{decision.model}, decision {decision.number}: {decision.reason}")
+        try:
+            self._port.tell(Rescaled(decision.topology, decision.changes, cause))
+        except MillraceError as error:
+            self._port.say(Say(f"not scaled as {decision.model} decided: {error}", decision.topology, "warning",
+                               f"elastic decision {decision.number}"))
+            return loop.refused(decision, str(error), now)
+        loop.enacted(decision, now)
+        return decision
+
+    def _keep(self, decision: ElasticDecision) -> None:
+        kept = [known if known.number != decision.number else decision for known in self._past]
+        if all(known.number != decision.number for known in kept):
+            kept.append(decision)
+        self._past = deque(kept, ELASTIC_DECISIONS_KEPT)
+        self._record(decision)
+
+    def forget(self, topology: str) -> None:
+        """Forget a topology that has ended."""
+        for by_name in (self._corrections, self._measured, self._loops, self.predictions):
+            by_name.pop(topology, None)
+
+    # -- requests of users ---------------------------------------------------------------------------------------------
+
+    def choose(self, topology: str | None, name: str, values: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """Scale the topology by this model from now on. `values`: limits, parameters of the model and of the loop, by name.
+        Goals that are known to be impossible are refused, and nothing changes. The answer may come later, because a library
+        may have to be imported first."""
+        state = self._named(topology)
+        limits, parameters, policy = _sorted(name, values)
+        future: Future[dict[str, Any]] = Future()
+
+        def choose() -> None:
+            model = make_model(name, parameters, limits)
+            self._check_possible(state, ElasticChoice(name, parameters_of(model), limits, model))
+            loop = ElasticLoop(state.graph.name, ElasticChoice(name, parameters_of(model), limits, model), policy,
+                               self._numbers)
+            loop.remember(decision for decision in self._past if decision.topology == state.graph.name)
+            self._loops[state.graph.name] = loop
+            shown = limits_shown(_given(limits))
+            self._port.say(Say(f"scaled by {name}{f' ({shown})' if shown else ''} from now on"
+                               f"{', as a dry run' if policy.dry_run else ''}", state.graph.name, cause=PERSON))
+            future.set_result(self.settings(state.graph.name))
+
+        if name == "predictive":
+            threading.Thread(target=self._imported, args=(choose, future), daemon=True, name="millrace forecast").start()
+        else:
+            choose()
+        return future
+
+    def _imported(self, choose: Callable[[], None], future: Future[dict[str, Any]]) -> None:
+        """Import the library for forecasts, on this thread, since the master cannot wait for it."""
+        try:
+            check_installed()
+            self._port.call(choose)
+        except Exception as error:
+            future.set_exception(error)
+
+    def _check_possible(self, state: TopologyState, choice: ElasticChoice) -> None:
+        """Raise `BadParameter` if the present load shows that the goal cannot be reached."""
+        name = state.graph.name
+        found, limits = self._measured.get(name), choice.limits
+        if limits.c_max is not None and limits.c_max < (fewest := len(state.graph.components)):
+            raise BadParameter(f"c_max = {limits.c_max} is too low for {name!r}: each of its {fewest} components needs a task. "
+                               f"Nothing has changed; possible: c_max={fewest}")
+        if found is None or found.missing:
+            return
+        network = self._corrections.setdefault(name, Corrections()).applied(found.network)
+        result = choice.model.allocate(choice.model.load(network, PastRates()), limits)
+        if isinstance(result, Infeasible):
+            nearest = limits_shown(result.nearest)
+            raise BadParameter(f"{name!r} cannot be scaled by {choice.name} under its present load: {result.reason}. Nothing "
+                               f"has changed{f'; possible: {nearest}' if nearest else ''}")
+
+    def off(self, topology: str | None) -> dict[str, Any]:
+        """Leave the numbers of tasks as they are from now on."""
+        name = self._named(topology).graph.name
+        if self._loops.pop(name, None) is not None:
+            self._port.say(Say("no longer scaled by itself", name, cause=PERSON))
+        return self.settings(name)
+
+    def settings(self, topology: str | None = None) -> dict[str, Any]:
+        """The model, limits and policy in use, as `elastic show` prints them, by topology."""
+        names = [self._named(topology).graph.name] if topology else list(self._port.state.topologies)
+        return {"topologies": {name: self._settings(name) for name in names}}
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        loop = self._loops.get(name)
+        prediction = self.predictions.get(name)
+        par = {component.name: component.par for component in self._port.state.topologies[name].graph.components}
+        last = next((decision for decision in reversed(self._past) if decision.topology == name), None)
+        shown: dict[str, Any] = {"model": NO_MODEL, "limits": {}, "parameters": {}, "policy": {}, "standing": ""}
+        if loop is not None:
+            shown = {"model": loop.choice.name, "limits": _given(loop.choice.limits),
+                     "parameters": dict(loop.choice.parameters), "policy": parameters_of(loop.policy),
+                     "standing": loop.standing}
+        return {**shown, "par": par, "instances": sum(par.values()),
+                "predicted_ms": prediction.predicted_ms if prediction else None,
+                "measured_ms": prediction.measured_ms if prediction else None,
+                "last_decision": last.to_json() if last is not None else None}
+
+    def models(self) -> dict[str, str]:
+        """The topologies that are scaled by themselves, with their models."""
+        return {name: loop.choice.name for name, loop in self._loops.items()}
+
+    def past(self, limit: int, topology: str | None = None) -> list[dict[str, Any]]:
+        """The newest decisions, in order of time."""
+        rows = [decision.to_json() for decision in self._past if topology in (None, decision.topology)]
+        return rows[-limit:] if limit > 0 else []
+
+    def _named(self, topology: str | None) -> TopologyState:
+        """The topology of that name, or the only one that runs."""
+        running = self._port.state.topologies
+        if topology is None and len(running) != 1:
+            raise UnknownTopology(f"choose a topology with --topology; running: {', '.join(running) or 'none'}")
+        state = self._port.state.topology(topology if topology is not None else next(iter(running)))
+        if state.batched:
+            raise TopologyError(f"{state.graph.name!r} runs in batches and cannot be scaled by itself: change its tasks with "
+                                "`millrace scale`")
+        return state
+
+
+def _sorted(name: str, values: Mapping[str, Any]) -> tuple[Limits, dict[str, Any], ElasticPolicy]:
+    """The values as limits, parameters of the model and of the loop; `BadParameter` if there is no such name."""
+    of_model = [key for key, _, _ in described(model_class(name))]
+    of_loop = [key for key, _, _ in described(ElasticPolicy)]
+    unknown = [key for key in values if key not in (*LIMITS, *of_model, *of_loop)]
+    if unknown:
+        raise BadParameter(f"elastic model {name!r} has no parameter {', '.join(map(repr, unknown))}; it has "
+                           f"{', '.join((*model_class(name).GOALS, *of_model))}, and the loop has {', '.join(of_loop)}")
+    policy = with_parameters(ElasticPolicy, {key: values[key] for key in values if key in of_loop}, "the elastic loop")
+    return checked_limits(values), {key: values[key] for key in values if key in of_model}, policy
+
+
+def _given(limits: Limits) -> dict[str, float]:
+    return {key: value for key in LIMITS if (value := getattr(limits, key)) is not None}
+
+
+def _settling(topology: TopologyState, load: Load) -> bool:
+    """True if the window does not cover all tasks, or some of them only in part."""
+    ours = [TaskId(component.name, index) for component in topology.graph.components for index in range(component.par)]
+    return bool(load.settling) or any(task not in load.tasks for task in ours)
+
+
+def _under_way(topology: TopologyState) -> str:
+    """The reason why the topology must not be changed just now; empty if it may."""
+    if topology.status != RUNNING:
+        return f"the topology is {topology.status}"
+    if topology.scaling is not None:
+        return "its tasks are being scaled"
+    if topology.migration is not None:
+        return f"it is being migrated by {topology.migration.strategy}"
+    return "" if topology.handover.at_rest else "tasks or key groups are being moved"
+
+
+def _ms(milliseconds: float | None) -> str:
+    return "unknown" if milliseconds is None else f"{milliseconds:.1f} ms"

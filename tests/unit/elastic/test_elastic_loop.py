@@ -1,0 +1,312 @@
+"""The elastic loop: when it changes the numbers of tasks, when it waits, and what it learns from its decisions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.elastic.allocation import Limits
+from millrace.elastic.elastic_loop import (
+    ADVISED_ONLY,
+    GROW,
+    INFEASIBLE,
+    REARRANGE,
+    REFUSED,
+    SCALES,
+    SHRINK,
+    ElasticChoice,
+    ElasticDecision,
+    ElasticLoop,
+    ElasticPolicy,
+    ElasticWindow,
+)
+from millrace.elastic.models import make_model
+from millrace.elastic.network import Network, Station
+from support.examples import examples
+
+WINDOW = 5.0
+SERVICE = 100.0  # tuples/s of one task of b
+T_MAX = Limits(t_max_ms=20.0)
+
+
+def network(offered: float, tasks: int, **more: Any) -> Network:
+    return Network((Station("a", 1, least=1, most=1), Station("b", tasks, SERVICE, **more)), {("a", "b"): 1.0}, {"a": offered})
+
+
+def loop(name: str = "erstream", limits: Limits = T_MAX, parameters: dict[str, Any] | None = None,
+         **policy: Any) -> ElasticLoop:
+    return ElasticLoop("t", ElasticChoice(name, parameters or {}, limits, make_model(name, parameters or {}, limits)),
+                       ElasticPolicy(**policy))
+
+
+class Topology:
+    """A topology with one bolt under the loop: windows of five seconds, and scaling that takes one of them."""
+
+    def __init__(self, loop: ElasticLoop, tasks: int, measured: float | None = None) -> None:
+        self.loop, self.tasks, self.now, self.settling = loop, tasks, 0.0, False
+        self.measured = measured  # None: as the model says, and 500 ms if tasks cannot keep up
+        self.made: list[ElasticDecision] = []
+
+    def window(self, offered: float, **more: Any) -> list[ElasticDecision]:
+        self.now += WINDOW
+        now = network(offered, self.tasks)
+        latency = self.measured if self.measured is not None else min(now.latency(now.present) * 1000, 500.0)
+        window = ElasticWindow(1e9 + self.now, WINDOW, now, latency, **{"settling": self.settling, **more})
+        self.settling = False
+        found = self.loop.end_window(self.now, window)
+        for decision in found:
+            if decision.outcome == SCALES and decision.helped is None:
+                self.loop.enacted(decision, self.now)
+                self.tasks, self.settling = decision.par["b"], True
+                self.made.append(decision)
+        return found
+
+    def run(self, rates: Iterable[float]) -> list[int]:
+        """The numbers of tasks after each window."""
+        numbers = []
+        for offered in rates:
+            self.window(offered)
+            numbers.append(self.tasks)
+        return numbers
+
+
+# -- growing -----------------------------------------------------------------------------------------------------------
+
+def test_a_step_of_the_load_is_answered_by_one_decision() -> None:
+    topology = Topology(loop(), 4)
+    assert topology.run([200] * 5) == [4] * 5
+    assert topology.run([600] * 40) == [4, *[8] * 39], "in the second window of the new load, and then nothing"
+    [decision] = topology.made
+    assert (decision.direction, decision.before, decision.par) == (GROW, {"a": 1, "b": 4}, {"a": 1, "b": 8})
+    assert decision.reason.startswith("b cannot keep up with 600.0 tuples/s: 9 instances are the fewest for 20 ms")
+    assert decision.expected_ms is not None and decision.expected_ms <= 20
+    known = topology.loop.decisions[-1]
+    assert known.helped is True and known.measured_ms == pytest.approx(decision.expected_ms)
+    assert topology.loop.standing == "a 1, b 8 meet the goal"
+
+
+def test_growth_is_not_for_a_single_window() -> None:
+    topology = Topology(loop(), 4)
+    assert topology.run([200, 600, 200, 600, 200, 200, 600]) == [4] * 7
+    assert topology.loop.standing.startswith("grow to a 1, b 8 wanted for 1 of 2 windows")
+
+
+def test_a_load_that_changes_wildly_is_waited_for_unless_tasks_cannot_keep_up() -> None:
+    topology = Topology(loop(limits=Limits(t_max_ms=10.5), settle_windows=3), 5)
+    topology.run([300, 420, 490, 380])  # too slow for 10.5 ms each time, but stable
+    assert topology.tasks == 5
+    assert topology.loop.standing == "the offered rate changes between 380.0 and 490.0 tuples/s"
+    steep = Topology(loop(settle_windows=3), 3)
+    steep.run([310, 420, 700])  # b cannot keep up in any of them
+    assert steep.tasks == 9
+
+
+def test_nothing_happens_while_something_is_under_way() -> None:
+    topology = Topology(loop(), 3)
+    for _ in range(6):
+        assert topology.window(900, busy="a migration is under way") == []
+        assert topology.loop.standing == "a migration is under way"
+    assert topology.window(900, settling=True) == [] and topology.tasks == 3
+    assert topology.run([900, 900]) == [3, 11], "two windows that count are needed from then on"
+
+
+def test_the_next_change_waits_for_the_cool_down() -> None:
+    topology = Topology(loop(cool_down=60), 3)
+    topology.run([500] * 3)
+    assert topology.run([900] * 9)[-1] == topology.made[0].par["b"]
+    assert topology.loop.standing == "cooling down for 10 s"
+    topology.run([900] * 4)
+    assert len(topology.made) == 2
+
+
+def test_a_dry_run_reports_and_changes_nothing() -> None:
+    topology = Topology(loop(dry_run=True), 3)
+    topology.run([500] * 2)
+    assert [decision.outcome for decision in topology.loop.decisions] == [ADVISED_ONLY] and topology.tasks == 3
+
+
+# -- shrinking and rearranging -----------------------------------------------------------------------------------------
+
+def test_tasks_that_are_not_needed_end_patiently() -> None:
+    topology = Topology(loop(patience=6), 8)
+    assert topology.run([600] * 20) == [8] * 20
+    assert topology.run([450] * 20) == [8] * 5 + [6] * 15, "with 10 % of room, in the sixth window"
+    assert [decision.direction for decision in topology.made] == [SHRINK]
+    assert topology.made[0].reason == "9 instances are more than needed: 7 instances are the fewest for 20 ms"
+
+
+def test_no_task_ends_while_the_measured_latency_misses_the_goal() -> None:
+    topology = Topology(loop(patience=3), 8, measured=35.0)
+    assert topology.run([450] * 20) == [8] * 20
+    assert topology.loop.standing.startswith("35.0 ms were measured, above the goal, though 9 instances are more than needed")
+    topology.measured = 12.0
+    assert topology.run([450] * 3) == [8, 8, 6]
+
+
+def test_half_of_the_tasks_end_at_once_at_most() -> None:
+    topology = Topology(loop(patience=2, cool_down=0), 16)
+    numbers = topology.run([50] * 30)
+    assert sorted(set(numbers), reverse=True) == [16, 8, 4, 2]
+
+
+@given(st.floats(20, 2000), st.sampled_from(["erstream", "ds2", "predictive"]))
+@settings(max_examples=examples(30))
+def test_a_steady_load_never_makes_it_go_to_and_fro(offered: float, name: str) -> None:
+    limits = Limits() if name == "ds2" else T_MAX
+    topology = Topology(loop(name, limits, patience=3), 10)
+    numbers = topology.run([offered] * 80)
+    directions = {decision.direction for decision in topology.made}
+    assert len(directions) <= 1 and len(set(numbers[40:])) == 1
+    now = network(offered, topology.tasks)
+    assert topology.loop.choice.model.missed(now, now.present, limits) == ""
+
+
+@given(st.lists(st.floats(0.97, 1.03), min_size=60, max_size=60), st.floats(100, 1500))
+@settings(max_examples=examples(30))
+def test_noise_makes_no_oscillation(noise: list[float], offered: float) -> None:
+    """3 % up and down around a load: the direction changes at most once."""
+    topology = Topology(loop(), 10)
+    topology.run(offered * each for each in noise)
+    directions = [decision.direction for decision in topology.made]
+    assert sum(one != other for one, other in itertools.pairwise(directions)) <= 1
+
+
+def test_instances_are_distributed_otherwise_if_that_is_faster() -> None:
+    """Resource-limited: as in the paper, (3, 4, 8) becomes (3, 7, 5)."""
+    decider = loop(limits=Limits(c_max=15), patience=3)
+    stations = (Station("spout", 3, 200.0), Station("split", 4, 62.5), Station("count", 8, 500.0))
+    now = Network(stations, {("spout", "split"): 1.0, ("split", "count"): 5.0}, {"spout": 200.0})
+    made = [decision for number in range(4)
+            for decision in decider.end_window(5.0 * number, ElasticWindow(5.0 * number, 5.0, now, 43.0))]
+    assert [(decision.direction, decision.par) for decision in made[:1]] == [
+        (REARRANGE, {"spout": 3, "split": 7, "count": 5})]
+    assert made[0].reason == "43.2 ms could become 31.6 ms: least latency with 15 of 15 instances"
+    assert made[0].changes == {"split": 7, "count": 5}
+
+
+def test_more_instances_than_allowed_shrink() -> None:
+    decider = Topology(loop(limits=Limits(c_max=6)), 9)
+    decider.run([300] * 3)
+    assert decider.tasks == 5 and decider.made[0].direction == SHRINK
+
+
+# -- goals out of reach ------------------------------------------------------------------------------------------------
+
+def test_a_goal_that_is_not_possible_is_reported_once_with_what_is() -> None:
+    topology = Topology(loop(limits=Limits(t_max_ms=5.0)), 4)
+    topology.run([200] * 10)
+    [decision] = topology.loop.decisions
+    assert decision.outcome == INFEASIBLE and topology.tasks == 4
+    assert decision.reason == ("t_max_ms = 5 is below the least possible latency of 10.001 ms, however many instances there "
+                               "are. Possible: t_max_ms=10.001")
+    assert topology.loop.standing == decision.reason
+
+
+def test_tasks_keep_up_even_if_the_latency_is_out_of_reach() -> None:
+    topology = Topology(loop(limits=Limits(t_max_ms=5.0)), 4)
+    topology.run([600] * 5)
+    assert [decision.outcome for decision in topology.loop.decisions] == [INFEASIBLE, SCALES, INFEASIBLE]
+    assert topology.tasks >= 7
+
+
+def test_too_few_instances_change_nothing() -> None:
+    topology = Topology(loop(limits=Limits(c_max=4)), 3)
+    topology.run([600] * 10)
+    assert topology.tasks == 3 and topology.loop.decisions[-1].reason.endswith("Possible: c_max=8")
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+def test_growth_that_did_not_help_is_not_repeated_under_a_similar_load() -> None:
+    topology = Topology(loop(), 6, measured=400.0)  # the bottleneck is elsewhere: the latency stays as it is
+    topology.run([600] * 12)
+    assert [decision.helped for decision in topology.loop.decisions] == [False] and topology.tasks == 8
+    topology.tasks = 6  # as somebody scales it
+    topology.run([620] * 12)
+    assert topology.tasks == 6
+    assert topology.loop.standing == "not repeated: decision 1 did not help under this load"
+    topology.run([900] * 12)
+    assert topology.tasks == 11, "another load is another situation"
+
+
+def test_a_backlog_may_take_some_windows_to_be_worked_off() -> None:
+    topology = Topology(loop(), 6, measured=400.0)
+    topology.run([600] * 6)
+    topology.measured = 15.0
+    topology.run([600] * 2)
+    assert topology.loop.decisions[-1].helped is True
+
+
+def test_fewer_tasks_that_miss_the_goal_are_not_tried_again() -> None:
+    topology = Topology(loop(patience=3, cool_down=5), 8)
+    topology.run([450] * 4)
+    assert topology.tasks == 6
+    topology.measured = 60.0  # the model is wrong: with 6 it takes longer
+    topology.run([450] * 6)
+    assert topology.loop.decisions[-1].helped is False
+    topology.tasks, topology.measured = 8, 12.0
+    assert topology.run([450] * 30) == [8] * 30
+    assert topology.loop.standing == "not repeated: decision 1 did not help under this load"
+
+
+def test_fewer_tasks_are_a_mistake_if_more_are_needed_at_once() -> None:
+    """The correction learns that the goal is missed, before the decision is judged."""
+    decider = loop(patience=8, cool_down=0)
+    topology = Topology(decider, 8)
+    topology.run([450] * 9)
+    assert topology.tasks == 6
+    slow = replace(network(450, 6), factor=1.9)
+    for number in range(2):
+        found = decider.end_window(100.0 + number, ElasticWindow(100.0 + number, WINDOW, slow, 25.0))
+    assert [(decision.direction, decision.helped) for decision in found] == [(SHRINK, False), (GROW, None)]
+
+
+def test_a_change_that_was_not_carried_out_is_recorded_and_may_be_tried_again() -> None:
+    decider = loop(cool_down=20)
+    topology = Topology(decider, 3)
+    topology.run([500] * 2)
+    topology.tasks = 3  # rolled back
+    topology.run([500] * 8)
+    assert decider.decisions[0].outcome == REFUSED
+    assert decider.decisions[0].reason.endswith("(not carried out: there are a 1, b 3)")
+    assert len(topology.made) > 1
+
+
+def test_a_refusal_of_the_master_is_recorded_and_cools_down() -> None:
+    decider = loop(cool_down=30)
+    for number in range(2):
+        made = decider.end_window(5.0 * number, ElasticWindow(0.0, WINDOW, network(900, 3), None))
+    refused = decider.refused(made[-1], "no slot has room", 5.0)
+    assert refused.outcome == REFUSED and refused.reason.endswith("(no slot has room)") and decider.decisions[-1] is refused
+    assert decider.end_window(10.0, ElasticWindow(0.0, WINDOW, network(900, 3), None)) == []
+    assert decider.standing == "cooling down for 25 s"
+
+
+def test_earlier_decisions_are_remembered_and_numbering_continues() -> None:
+    before = Topology(loop(), 6, measured=400.0)
+    before.run([600] * 12)
+    data = json.loads(json.dumps([decision.to_json() for decision in before.loop.decisions]))
+    past = [ElasticDecision.from_json(row) for row in data]
+    assert past == list(before.loop.decisions)
+    after = Topology(ElasticLoop("t", before.loop.choice, ElasticPolicy(), count(past[-1].number + 1)), 6)
+    after.loop.remember(past)
+    after.run([600] * 3)
+    assert [decision.number for decision in after.made] == [2], "a model that was chosen anew may try again"
+
+
+def test_predictive_grows_before_the_peak() -> None:
+    """The load has risen from 200 to 600 twice, every 24 windows; the third time the tasks are there before it."""
+    season = [200.0] * 12 + [600.0] * 12
+    decider = loop("predictive", parameters={"horizon": 30.0, "season": 120.0}, patience=4)
+    topology = Topology(decider, 4)
+    numbers = topology.run(season * 3)
+    reacted, foreseen = numbers[24:48], numbers[48:72]
+    assert reacted[12] < 7 and foreseen[11] >= 7, (reacted, foreseen)

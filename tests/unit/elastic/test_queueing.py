@@ -1,0 +1,115 @@
+"""Erlang's formulas and waiting times: against published tables, and against a simulation of the queue."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.elastic.queueing import erlang_b, erlang_c, least_servers, waiting_time
+
+CUSTOMERS = 40_000
+WARM_UP = 2_000
+TOLERANCE = 0.15  # of a simulated mean: about three standard errors at these loads
+
+
+@pytest.mark.parametrize(("servers", "erlangs", "blocking"), [
+    # Rappaport, Wireless Communications, table 3.4: capacity of an Erlang B system, to three digits.
+    (2, 0.153, 0.01), (4, 0.869, 0.01), (5, 1.36, 0.01), (10, 4.46, 0.01), (20, 12.0, 0.01), (24, 15.3, 0.01),
+    (40, 29.0, 0.01), (70, 56.1, 0.01), (100, 84.1, 0.01), (10, 3.96, 0.005), (100, 80.9, 0.005), (20, 9.41, 0.001)])
+def test_the_published_table_of_erlang_b(servers: int, erlangs: float, blocking: float) -> None:
+    digits = 10 ** (math.floor(math.log10(erlangs)) - 2)  # one unit of the last digit, since the table is rounded
+    assert erlang_b(servers, erlangs - digits) < blocking < erlang_b(servers, erlangs + digits)
+
+
+def test_the_eye_clinic_of_gross_and_harris() -> None:
+    """Fundamentals of Queueing Theory, M/M/c: 6 patients an hour, 3 doctors, 20 minutes each: L_q = 8/9, W = 28.9 minutes."""
+    queued = waiting_time(6, 3, 3)
+    assert 6 * queued == pytest.approx(8 / 9)
+    assert 60 * (queued + 1 / 3) == pytest.approx(28.9, abs=0.05)
+
+
+def test_the_call_centre_of_100_calls_in_half_an_hour() -> None:
+    """The usual example of Erlang C: 10 erlangs, 14 agents: 17.4 % wait, and calls are answered after 7.8 s on average."""
+    assert erlang_c(14, 10.0) == pytest.approx(0.174, abs=0.0005)
+    assert waiting_time(100 / 1800, 1 / 180, 14) == pytest.approx(7.8, abs=0.05)
+
+
+@pytest.mark.parametrize(("servers", "offered", "waits"), [(1, 0.5, 1 / 2), (2, 1.0, 1 / 3), (3, 2.0, 4 / 9)])
+def test_erlang_c_by_hand(servers: int, offered: float, waits: float) -> None:
+    assert erlang_c(servers, offered) == pytest.approx(waits)
+
+
+@given(st.integers(1, 40), st.floats(0.01, 0.99))
+def test_the_recursion_equals_the_formula_with_factorials(servers: int, busy: float) -> None:
+    offered = servers * busy
+    idle = 1 / (sum(offered ** count / math.factorial(count) for count in range(servers))
+                + offered ** servers / (math.factorial(servers) * (1 - busy)))
+    by_formula = idle * offered ** servers / (math.factorial(servers) * (1 - busy) ** 2 * servers)
+    assert waiting_time(offered, 1.0, servers) == pytest.approx(by_formula, rel=1e-9)
+
+
+@given(st.integers(1000, 20_000), st.floats(0.5, 1.5))
+def test_thousands_of_servers_are_no_problem(servers: int, busy: float) -> None:
+    queued = waiting_time(servers * busy, 1.0, servers)
+    assert queued >= 0 and (math.isinf(queued) == (servers * busy >= servers))
+
+
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+def test_the_fewest_servers_are_stable_and_one_fewer_are_not(arrivals: float, service: float) -> None:
+    fewest = least_servers(arrivals, service)
+    assert fewest - 1 <= arrivals / service < fewest
+
+
+def test_without_arrivals_nobody_waits() -> None:
+    assert waiting_time(0.0, 5.0, 1) == 0.0
+    assert waiting_time(5.0, 5.0, 1) == math.inf
+
+
+def simulated_wait(servers: int, between: Callable[[], float], service: Callable[[], float]) -> float:
+    """Mean seconds in the queue of a station, simulated."""
+    environment, waits = simpy.Environment(), []
+    station = simpy.Resource(environment, servers)
+
+    def customer() -> Iterator[object]:
+        came = environment.now
+        with station.request() as turn:
+            yield turn
+            waits.append(environment.now - came)
+            yield environment.timeout(service())
+
+    def arrivals() -> Iterator[object]:
+        for _ in range(CUSTOMERS):
+            yield environment.timeout(between())
+            environment.process(customer())
+
+    environment.process(arrivals())
+    environment.run()
+    return sum(waits[WARM_UP:]) / len(waits[WARM_UP:])
+
+
+@pytest.mark.parametrize(("servers", "busy"), [(1, 0.5), (3, 2 / 3), (10, 0.7)])
+def test_a_simulated_queue_waits_as_long(servers: int, busy: float) -> None:
+    chance = random.Random(7)
+    simulated = simulated_wait(servers, lambda: chance.expovariate(servers * busy), lambda: chance.expovariate(1.0))
+    assert waiting_time(servers * busy, 1.0, servers) == pytest.approx(simulated, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("arrival_cv2", "service_cv2"), [(1.0, 0.0), (0.5, 1.0), (1.0, 0.25)])
+def test_allen_and_cunneen_correct_for_other_variation(arrival_cv2: float, service_cv2: float) -> None:
+    """With gamma distributions of these squared coefficients of variation, 0 being constant. The approximation itself
+    is good to about a tenth."""
+    chance, servers, busy = random.Random(11), 4, 0.8
+
+    def gamma(mean: float, cv2: float) -> float:
+        return chance.gammavariate(1 / cv2, mean * cv2) if cv2 else mean
+
+    simulated = simulated_wait(servers, lambda: gamma(1 / (servers * busy), arrival_cv2), lambda: gamma(1.0, service_cv2))
+    corrected = waiting_time(servers * busy, 1.0, servers, arrival_cv2, service_cv2)
+    assert corrected == pytest.approx(simulated, rel=2 * TOLERANCE)
+    assert corrected < waiting_time(servers * busy, 1.0, servers)
