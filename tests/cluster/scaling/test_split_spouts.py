@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.control.events import Regrouped, Rescaled, Withdrawn
+from millrace.control.events import Paused, Regrouped, Rescaled, Unpaused, Withdrawn
 from millrace.errors import TopologyError
 from millrace.model.graph import TaskId
 from millrace.model.plan import fewest_group_moves
@@ -166,6 +166,37 @@ def test_a_cancelled_move_leaves_the_splits_where_they_were(topology: Any) -> No
     cluster.tell(Withdrawn(name, TaskId("numbers", 0)))
     cluster.run(0.1)
     assert splits_of(cluster) == owned(cluster, name) == before and not flaws(cluster)
+    check_once(cluster, topology)
+
+
+@pytest.mark.parametrize("kind", [wire.Armed, wire.Taken, wire.Waved, wire.Wave])
+@pytest.mark.parametrize("topology", [SplitExact, SplitPlain])
+def test_messages_are_lost(topology: Any, kind: type) -> None:
+    """The first four of a kind: they are sent again."""
+    name, cluster, lost = name_of(topology), begun(topology, 2), list[Any]()
+
+    def lose(message: Any) -> bool:
+        chosen = isinstance(message, kind) and len(lost) < 4
+        lost.extend([message] if chosen else [])
+        return chosen
+
+    cluster.lose = lose
+    assert scale(cluster, name, {"numbers": 5})["outcome"] == "done", cluster.said
+    assert scale(cluster, name, {"numbers": 1})["outcome"] == "done", cluster.said
+    assert len(lost) == 4 or topology is SplitPlain
+    check_once(cluster, topology)
+
+
+@pytest.mark.parametrize("topology", EVERY)
+def test_it_is_scaled_while_it_is_paused(topology: Any) -> None:
+    name, cluster = name_of(topology), begun(topology, 2)
+    cluster.tell(Paused(name))
+    cluster.run(0.2)
+    for par in (5, 1):
+        assert scale(cluster, name, {"numbers": par})["outcome"] == "done", cluster.said
+        assert splits_of(cluster) == owned(cluster, name)
+    cluster.tell(Unpaused(name))
+    assert not flaws(cluster)
     check_once(cluster, topology)
 
 

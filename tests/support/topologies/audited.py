@@ -71,7 +71,8 @@ class AuditedStream:
     def advance(self, lines: int = 1500) -> None:
         """Wait until every spout is `lines` further: everything in flight before is fully processed then. A restarted spout
         begins behind what was sent before."""
-        spouts = self.state.graph.component("lines").par
+        spout = self.state.graph.component("lines")
+        spouts = spout.splits or spout.par
         before = max(self.sunk(), *self.positions().values(), 0)
 
         def further() -> bool:
