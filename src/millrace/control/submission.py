@@ -158,7 +158,7 @@ def owners_in(manifest: Manifest, graph: TopologyGraph) -> dict[str, tuple[int, 
 
 def _owners(manifest: Manifest, component: ComponentDef, groups: int) -> tuple[int, ...]:
     before = manifest.parallelism[component.name]
-    owners = list(initial_key_groups(groups, before))  # for groups without state
+    owners = list(manifest.owners.get(component.name) or initial_key_groups(groups, before))  # also of groups without state
     for record in manifest.records:
         if record.component == component.name:
             for group in (*record.chains, *record.splits):

@@ -37,6 +37,7 @@ from millrace.control.events import (
     WaveRequested,
 )
 from millrace.control.pauses import doubled_pause
+from millrace.control.submission import owners_in
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING, STOPPING, WAITING
 from millrace.control.waves import (
@@ -107,6 +108,8 @@ class WaveControl:
         graph, checkpoint = event.graph, event.checkpoint
         topology.epoch, topology.checkpoint = max(self._master.author, event.after[0]), checkpoint
         topology.offsets = event.offsets
+        if checkpoint is not None:  # tuples that the wave has overtaken were saved by their owners
+            topology.key_groups = owners_in(checkpoint, graph)
         committed = (checkpoint.wave, checkpoint.wave_epoch) if checkpoint is not None else (0, 0)
         # At least once, roots that are in flight at a wave are replayed anyway.
         aligned = WAVE_ALIGNED.of(graph.config) if graph.exactly_once else 0.0
@@ -428,4 +431,5 @@ def _manifest(topology: TopologyState, store: Store) -> Manifest:
             needed = {piece.blob for piece in whole.pieces()}
             records.append(msgspec.structs.replace(whole, blocks={blob: blocks[blob] for blob in needed if blob in blocks}))
     return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, graph.parallelism, records, 0.0, topology.epoch,
-                    topology.offsets, declared=graph.declared, splits=graph.splits)
+                    topology.offsets, declared=graph.declared, splits=graph.splits,
+                    owners={name: list(owners) for name, owners in topology.key_groups.items()})

@@ -154,12 +154,10 @@ class Waves:
         return [self._again(now)]
 
     def dismiss(self, tasks: Iterable[TaskId]) -> None:
-        """Forget tasks that have ended. No wave may be under way, other than an INIT that waits for these alone."""
+        """Forget tasks that have ended. A request that waits for these alone is complete with the next tick."""
         gone = set(tasks)
         self.tasks = tuple(task for task in self.tasks if task not in gone)
         self.waiting -= gone
-        if self.admitting and not self.waiting:
-            self.phase, self.admitting = IDLE, False
 
     def claimed(self, wave: int, error: str, now: float) -> list[WaveStep]:
         """Record that the epoch is entered in the store, or try again if it could not be."""
@@ -191,6 +189,8 @@ class Waves:
     def tick(self, now: float) -> list[WaveStep]:
         if self.phase == IDLE:
             return self.begin(now) if now >= self.due else []
+        if not self.waiting and self.phase not in (STORING, CLAIM):  # those that it waited for have been dismissed
+            return self._all_acked(now)
         if self.phase == PREPARE and self._is_late(now):
             late = ", ".join(map(str, sorted(self.waiting)[:5]))
             return self.abandon(f"not prepared within {now - self.began:.0f} s: {late}", now)

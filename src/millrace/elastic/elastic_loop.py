@@ -30,6 +30,7 @@ from millrace.schedulers.parameters import check_parameters, parameter
 ELASTIC_DECISIONS_KEPT = 200
 WINDOWS_KEPT = 360  # of offered rates, for forecasts
 SIMILAR = 0.25  # share by which two loads may differ and count as alike
+ONLY_A_LITTLE = 0.1  # the same, for tasks that cannot keep up
 HELPED = 0.05  # share by which the latency must fall if growth is to count as a help
 SCALES, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
 GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
@@ -234,7 +235,8 @@ class ElasticLoop:
         for decision in reversed(self.decisions):
             if decision.helped is not False or decision.direction != direction or decision.number <= self._chosen_after:
                 continue
-            if not _similar(decision.offered_rate, network.external_rate):
+            more = ONLY_A_LITTLE if direction == GROW and self._overloaded else SIMILAR  # a backlog grows: rather try again
+            if not _similar(decision.offered_rate, network.external_rate, more):
                 continue
             changes = {name: tasks for name, tasks in par.items() if tasks != before.get(name)}
             if direction == GROW and changes.keys() <= decision.changes.keys():
@@ -352,7 +354,7 @@ def _predicted(network: Network, par: Mapping[str, int]) -> float | None:
     return latency if math.isfinite(latency) else None
 
 
-def _similar(one: float, other: float) -> bool:
-    """True if these are rates of a similar load."""
+def _similar(one: float, other: float, by: float = SIMILAR) -> bool:
+    """True if these are rates of a similar load: they differ at most by this share."""
     low, high = sorted((one, other))
-    return high <= (1 + SIMILAR) * low
+    return high <= (1 + by) * low

@@ -17,7 +17,7 @@ from millrace.errors import TopologyError
 from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TASKS_LIMIT, ComponentDef, TopologyGraph
 from millrace.model.load import Latency, Load, TaskLoad
-from millrace.model.rescaling import rescaled
+from millrace.model.rescaling import check_tasks
 
 MOST_CV2 = 10.0
 LAG_SECONDS = 0.5  # of offered tuples: a spout with a longer lag does not keep up
@@ -147,7 +147,7 @@ def bounds(graph: TopologyGraph, name: str) -> tuple[int, int]:
 
 def _can_have(graph: TopologyGraph, name: str, tasks: int) -> bool:
     try:
-        rescaled(graph, {name: tasks})
+        check_tasks(graph, graph.component(name), tasks)
     except TopologyError:
         return False
     return True

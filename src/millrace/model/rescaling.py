@@ -18,13 +18,14 @@ def rescaled(graph: TopologyGraph, par: Mapping[str, int]) -> TopologyGraph:
     """The graph with these numbers of tasks; the graph itself if nothing changes. All or nothing: an error with the reason if
     one of the components cannot be scaled."""
     for name, tasks in par.items():
-        _check(graph, graph.component(name), tasks)
+        check_tasks(graph, graph.component(name), tasks)
     if all(graph.component(name).par == tasks for name, tasks in par.items()):
         return graph
     return graph.with_par(par)
 
 
-def _check(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
+def check_tasks(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
+    """Raise `TopologyError` with the reason if the component cannot have so many tasks while it runs."""
     name = component.name
     if not isinstance(tasks, int) or isinstance(tasks, bool) or not 1 <= tasks <= TASKS_LIMIT:
         raise TopologyError(f"{name!r} of {graph.name!r} cannot have {tasks!r} tasks: give a whole number from 1 to "

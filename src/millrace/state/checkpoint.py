@@ -126,6 +126,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     offsets_digest: str = ""  # of Spark's reading positions of the batch; empty for a resident topology, and in older manifests
     declared: dict[str, int] = {}  # numbers of tasks in the declarations; empty in older manifests
     splits: dict[str, int] = {}  # numbers of splits of the spouts that have some
+    owners: dict[str, list[int]] = {}  # of key groups and splits, by component; empty for batches, and in older manifests
 
     @property
     def overtook(self) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.api.topology import Topology
+from millrace.control.assignment import SWITCH
 from millrace.control.events import Moved, Rebalanced, Regrouped, Rescaled, Ticked, WaveRequested
 from millrace.control.waves import IDLE
 from millrace.errors import TopologyError, UnknownName
@@ -27,6 +28,7 @@ from support.scaling.scaled_runs import (
     ScaledAtLeast,
     ScaledBursts,
     ScaledExact,
+    ScaledSlowlyAtLeast,
     name_of,
     par_of,
     scale,
@@ -204,15 +206,66 @@ def test_it_is_resumed_as_it_was_scaled(topology: Any) -> None:
     until_wave(cluster, 1, name)
     again = start(topology, limit=LIMIT, store=store, resume=True)
     assert (par_of(again, name)["tally"], par_of(again, name)["one"]) == (6, 1)
-    held = {group: owner for record in again.master.topologies[name].checkpoint.records  # type: ignore[union-attr]
-            for group in record.chains for owner in [record.index] if record.component == "tally"}
-    assert held and all(owners[group] == owner for group, owner in held.items())
+    assert again.master.topologies[name].key_groups["tally"] == owners
     assert f"{name}: resumes with one x 1, tally x 6, as it was scaled" in again.said
     if topology is ScaledExact:
         finish(again, name)
         assert_exact(LIMIT)
     else:
         finish_at_least(again, LIMIT, name)
+
+
+def test_it_is_resumed_as_it_was_scaled_last() -> None:
+    """A wave is committed for it soon, whatever the interval is."""
+    store = MemoryStore()
+    cluster = start(ScaledExact, limit=LIMIT, store=store, **{"topology.checkpoint.interval.secs": 1000.0})
+    until_wave(cluster, 1, NAME)
+    assert scale(cluster, NAME, {"one": 4})["outcome"] == "done"
+    until_wave(cluster, 1, NAME)
+    assert par_of(start(ScaledExact, limit=LIMIT, store=store, resume=True), NAME)["one"] == 4
+
+
+def test_saved_tuples_go_to_their_owners_when_a_scaled_run_is_resumed() -> None:
+    """Other tasks own the key groups than in a run that began with as many tasks."""
+    name, limit, store = name_of(ScaledBursts), 100, MemoryStore()
+    cluster = start(ScaledBursts, limit=limit, rate=20, store=store)
+    slow_down(cluster, 0.0)
+    state = cluster.master.topologies[name]
+    cluster.run_until(lambda: state.status == "running")
+    assert scale(cluster, name, {"tally": 5}, seconds=5000)["outcome"] == "done"
+    slow_down(cluster, 0.5)
+    cluster.run_until(lambda: sum(task.queue_length for task in cluster.tasks("tally")) > 100, seconds=5000)
+    cluster.tell(WaveRequested(name))
+    cluster.run_until(lambda: state.checkpoint is not None and state.checkpoint.overtook and state.waves.phase == IDLE, 5000)
+    again = start(ScaledBursts, limit=limit, rate=None, store=store, resume=True)
+    slow_down(again, 0.0)
+    assert again.master.topologies[name].key_groups == state.key_groups
+    finish(again, name)
+    assert Counter(number for _, number, _ in parts.VISIBLE) == Counter(range(limit * FAN))
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize("left", [1, 3])
+def test_a_worker_dies_while_tasks_retire_whose_output_is_on_its_way(left: int, slot: int) -> None:
+    """They have nothing more to do, and take no part in what follows the loss; or they begin again, all of them."""
+    name = name_of(ScaledSlowlyAtLeast)
+    for steps in (0, 2, 5, 9):
+        parts.forget()
+        cluster = start(ScaledSlowlyAtLeast, limit=LIMIT)
+        slow_down(cluster, 0.0)
+        until_wave(cluster, 1, name)
+        slow_down(cluster, 0.01)
+        cluster.run(0.2)
+        state = cluster.master.topologies[name]
+        cluster.scale(name, one=left)
+        cluster.run_until(lambda state=state: state.handover.phase == SWITCH)  # type: ignore[misc]
+        cluster.step(steps)
+        cluster.kill(slot)
+        slow_down(cluster, 0.0)
+        cluster.run_until(lambda state=state: state.status == "running" and state.scaling is None)  # type: ignore[misc]
+        assert par_of(cluster, name)["one"] == left
+        cluster.start(slot)
+        finish_at_least(cluster, LIMIT, name)
 
 
 def test_a_number_chosen_for_the_next_run_counts() -> None:

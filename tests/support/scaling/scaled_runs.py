@@ -71,6 +71,16 @@ class ScaledBursts(Topology):
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
 
 
+class ScaledSlowlyAtLeast(Topology):
+    """At least once, with a slow bolt behind one that can retire: what a task sends last is on its way for a while."""
+
+    config: ClassVar[dict[str, Any]] = AtLeast.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=4)
+    tally = SlowCounting.spec(inputs={one: Grouping.fields("key")}, par=3)
+    ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
 class ScaledAtLeast(Topology):
     config: ClassVar[dict[str, Any]] = AtLeast.config
     numbers = Numbers.spec(par=2)

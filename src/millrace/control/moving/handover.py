@@ -230,7 +230,9 @@ class HandoverControl:
         """A worker is lost, and a new assignment follows. Returns the tasks that are lost with it although they have another
         place already, and the commands to carry out."""
         handover = topology.handover
-        touched = [moving for moving in handover.batch if moving.touches(slot, handover.phase == SWITCH) and not moving.taken]
+        # A task that has retired would be placed anew, without those that retire with it: they begin again, too.
+        touched = [moving for moving in handover.batch if moving.touches(slot, handover.phase == SWITCH)
+                   and (moving.retires or not moving.taken)]
         said = self._forget_waiting(topology, [task for task, wanted in handover.waiting.items() if wanted.slot == slot],
                                     f"worker {slot} was lost")
         if handover.phase != SWITCH:

@@ -240,6 +240,8 @@ class RescalingControl:
         moved = scaling.key_groups_moved
         groups = f", {moved} key {'group' if moved == 1 else 'groups'} handed over" if moved else ""
         record = self._record(topology, COMPLETED, "")
+        if topology.waves is not None:
+            topology.waves.request(self.now)  # a resumed run is to have these numbers of tasks
         return [Say(f"now has {counts_named(scaling.wanted)}, in {seconds:.1f} s{groups}", topology.graph.name,
                     cause=str(scaling.cause)), record, *self._handovers.begin(topology), self._master.distribute()]
 

@@ -42,7 +42,8 @@ class TaskWaves:
         if task.snapshots.answers.given_again(mark):
             return
         if mark.kind == INIT:
-            if task.started:  # others restore that wave; this task has continued from it
+            retires = task.departure is not None and task.departure.frozen  # it has nothing to restore
+            if task.started or retires:  # others restore that wave; this task has continued from it
                 task.snapshots.answers.give(mark)
             task.life.allow_restore()
         elif mark.kind == ROLLBACK:
