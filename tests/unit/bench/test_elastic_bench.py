@@ -105,6 +105,7 @@ def test_oscillations_are_changes_that_go_back_on_an_earlier_one():
     assert figures.oscillations([par(1, 1), par(4, 1), par(6, 3), par(6, 4)]) == 0
     assert figures.oscillations([par(1, 1), par(4, 2), par(3, 2), par(3, 5)]) == 1
     assert figures.oscillations([par(4, 4), par(5, 3), par(4, 4), par(5, 3)]) == 4
+    assert type(figures.oscillations([par(1, 1), par(4, 2), par(3, 2)])) is int, "it is printed as JSON"
 
 
 def test_the_average_parallelism_is_weighted_by_time():

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from millrace.bench.migration.arrivals import LoggedArrivals
 
 Par = Mapping[str, int]
@@ -97,8 +95,8 @@ def steps_of(decisions: Sequence[LoopDecision], log: LoggedArrivals, begin: floa
 def oscillations(pars: Sequence[Par]) -> int:
     """Changes of a component's tasks that go back on the change before, over all components."""
     def turns(name: str) -> int:
-        signs = [np.sign(after[name] - before[name]) for before, after in pairwise(pars) if after[name] != before[name]]
-        return sum(first != last for first, last in pairwise(signs))
+        grew = [after[name] > before[name] for before, after in pairwise(pars) if after[name] != before[name]]
+        return sum(first != last for first, last in pairwise(grew))
 
     return sum(turns(name) for name in (pars[0] if pars else ()))
 
