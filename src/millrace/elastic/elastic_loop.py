@@ -11,6 +11,9 @@ has the master scale the topology and calls `enacted` or `refused`.
 - Nothing changes while tasks start or move, during the cool-down, or while the load changes much from window to window; except
   that tasks which cannot keep up in any of the windows grow also then.
 - A decision that did not help is not taken again under a similar load.
+- If the measured latency stays above the goal though the model finds it met, the model is wrong, and tasks are added as for
+  more load. Fewer are not tried again under such a load.
+- While the goal is out of reach, that is reported once, and the loop works towards the nearest one that can be reached.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any
 
+from millrace.elastic.aim import Aim, nearest_aim
 from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted, limits_shown
 from millrace.elastic.models import ElasticModel, PastRates
 from millrace.elastic.network import Network
@@ -32,6 +36,7 @@ WINDOWS_KEPT = 360  # of offered rates, for forecasts
 SIMILAR = 0.25  # share by which two loads may differ and count as alike
 ONLY_A_LITTLE = 0.1  # the same, for tasks that cannot keep up
 HELPED = 0.05  # share by which the latency must fall if growth is to count as a help
+STEP, MOST_STEPS = 0.05, 20  # of load, by which tasks are added that the model does not ask for
 SCALES, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
 GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
 
@@ -131,6 +136,12 @@ class ElasticLoop:
         self._wanted: deque[str] = deque(maxlen=max(policy.settle_windows, policy.patience))
         self._chosen_after = 0  # number of the last decision before the model was chosen
         self._overloaded = 0  # windows in a row in which the present tasks could not keep up
+        self._measured: deque[float | None] = deque(maxlen=policy.patience)  # latencies of the last windows
+        self._too_few: deque[tuple[Mapping[str, int], float]] = deque(maxlen=ELASTIC_DECISIONS_KEPT)  # with the offered rate
+        self._present: dict[str, int] | None = None  # numbers of tasks in the last window
+        self._goal = choice.limits  # or the nearest that can be reached
+        self._reported: float | None = None  # the offered rate for which the goal was reported to be out of reach
+        self._reached = 0  # windows in a row in which the goal was feasible
 
     def remember(self, past: Iterable[ElasticDecision]) -> None:
         """Take over earlier decisions, oldest first. None of them keeps this loop from the same decision."""
@@ -140,51 +151,62 @@ class ElasticLoop:
     # -- one window ----------------------------------------------------------------------------------------------------
 
     def end_window(self, now: float, window: ElasticWindow) -> list[ElasticDecision]:
-        """The decisions of this window: an earlier one whose effect is known now, and a new one. If the latter's outcome is
-        `enacted`, the topology is to be scaled."""
+        """The decisions of this window: an earlier one whose effect is known now, a goal that cannot be reached, and a new one.
+        If the latter's outcome is `enacted`, the topology is to be scaled."""
         self._offered.append(dict(window.network.offered))
+        if self._present != window.network.present:  # earlier windows say nothing about these
+            self._present = window.network.present
+            self._count_anew()
         if window.busy or window.settling:
-            self._settled, self._overloaded = 0, 0
-            self._wanted.clear()
+            self._settled = 0
             self.standing = window.busy or "tasks have just been started or moved"
             return []
         self._settled += 1
         known = self._observed(window)
-        new = self._decided(now, window)
+        infeasible, new = self._decided(now, window)
         if known is None and new is not None and new.outcome == SCALES:
             known = self._revoked(new)
-        return [decision for decision in (known, new) if decision is not None]
+        return [decision for decision in (known, infeasible, new) if decision is not None]
 
-    def _decided(self, now: float, window: ElasticWindow) -> ElasticDecision | None:
+    def _count_anew(self) -> None:
+        """Forget the windows that called for a change."""
+        self._overloaded = 0
+        self._wanted.clear()
+        self._measured.clear()
+
+    def _decided(self, now: float, window: ElasticWindow) -> tuple[ElasticDecision | None, ElasticDecision | None]:
+        """The decision that the goal cannot be reached, and the one for other numbers of tasks."""
         network = self.choice.model.load(window.network, self._past(window.seconds))
+        rate = network.external_rate
         self._overloaded = self._overloaded + 1 if math.isinf(network.latency(network.present)) else 0
-        limits = self.choice.limits
-        need = self.choice.model.allocate(network, limits)
-        if isinstance(need, Infeasible):
-            reported = self._infeasible(window, need)
-            if reported is not None or not self._overloaded or "t_max_ms" not in need.nearest:
-                self._wanted.append("")
-                return reported
-            # The goal is out of reach, but the tasks must keep up at least.
-            limits = replace(limits, t_max_ms=need.nearest["t_max_ms"] * (1 + SIMILAR))
-            need = self.choice.model.allocate(network, limits)
-            if isinstance(need, Infeasible):
-                return None
-        wish = self._wish(network, need, limits)
-        if wish.direction == SHRINK and not wish.urgent and self._over(window.measured_ms):
-            wish = _Wish("", need, f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}")
+        aim = nearest_aim(self.choice.model, network, self.choice.limits)
+        beyond = aim if isinstance(aim, Infeasible) else aim.beyond
+        infeasible = self._infeasible(window, rate, beyond)
+        if isinstance(aim, Infeasible):
+            self.standing = _shown(aim)
+            self._wanted.append("")
+            return infeasible, None
+        self._goal = aim.limits
+        self._measured.append(window.measured_ms)
+        wish = self._wish(aim)
+        if wish.direction != GROW and not wish.urgent and self._over(window.measured_ms):
+            reason = f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}"
+            wish = self._beyond_model(aim, reason) if not wish.direction and self._stays_over() else _Wish("", aim.need, reason)
         self._wanted.append(wish.direction)
         held_back = self._held_back(now, wish, network)
-        self.standing = held_back or wish.reason
+        self.standing = f"{f'{_shown(beyond)}; meanwhile: ' if beyond is not None else ''}{held_back or wish.reason}"
         if not wish.direction or held_back:
-            return None
+            return infeasible, None
         outcome = ADVISED_ONLY if self.policy.dry_run else SCALES
-        return self._new(ElasticDecision(0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason,
-                                         network.present, dict(wish.target.par), network.external_rate, window.measured_ms,
-                                         wish.target.predicted_ms))
+        if wish.beyond_model:
+            self._too_few.append((network.present, rate))
+        return infeasible, self._new(ElasticDecision(
+            0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason, network.present,
+            dict(wish.target.par), rate, window.measured_ms, wish.target.predicted_ms))
 
-    def _wish(self, network: Network, need: Allocation, limits: Limits) -> _Wish:
-        """The change that would be good, whether or not it is time for it. `need`: the allocation for this load."""
+    def _wish(self, aim: Aim) -> _Wish:
+        """The change that would be good, whether or not it is time for it."""
+        network, need, limits = aim.network, aim.need, aim.limits
         model, present, policy = self.choice.model, network.present, self.policy
         if missed := model.missed(network, present, limits):
             target = self._with_room(network, need, limits, policy.hysteresis / 2)
@@ -198,6 +220,25 @@ class ElasticLoop:
             better = f"{now_ms:.1f} ms could become {need.predicted_ms:.1f} ms: {need.reason}"
             return _Wish(_direction(present, need), need, better)
         return _Wish("", need, f"{counted(present)} meet the goal")
+
+    def _stays_over(self) -> bool:
+        """True if the measured latency is above the goal in all of the last windows, and does not fall, as it would while a
+        backlog is worked off."""
+        known = [latency for latency in self._measured if latency is not None and self._over(latency)]
+        return len(known) == self.policy.patience and known[-1] > (1 - HELPED) * known[0]
+
+    def _beyond_model(self, aim: Aim, reason: str) -> _Wish:
+        """More tasks than the model asks for: the next allocation that has some, for a larger load."""
+        network, present = aim.network, aim.network.present
+        for step in range(1, MOST_STEPS + 1):
+            larger = self.choice.model.allocate(network.scaled(1 + step * STEP), aim.limits)
+            if not isinstance(larger, Infeasible):
+                par = {name: max(tasks, larger.par[name]) for name, tasks in present.items()}
+                if par != present:
+                    target = replace(larger, par=par, predicted_ms=_predicted(network, par))
+                    return _Wish(GROW, target, f"{reason}: {target.instances} instances are for {step * STEP:.0%} more load",
+                                 urgent=True, beyond_model=True)
+        return _Wish("", aim.need, reason)
 
     def _with_room(self, network: Network, need: Allocation, limits: Limits, room: float) -> Allocation:
         """The allocation for `room` more load, or for the load as it is if that is not possible."""
@@ -226,8 +267,15 @@ class ElasticLoop:
         rates = [sum(rates.values()) for rates in list(self._offered)[-needed:]]
         if self._overloaded < needed and max(rates) > (1 + policy.steady) * min(rates):
             return f"the offered rate changes between {min(rates):,.1f} and {max(rates):,.1f} tuples/s"
+        if wish.direction == SHRINK and (missed_at := self._missed_at(wish.target.par, network.external_rate)) is not None:
+            return f"no more tasks than these missed the goal at {missed_at:,.1f} tuples/s"
         futile = self._futile(wish.direction, wish.target.par, network)
         return f"not repeated: decision {futile.number} did not help under this load" if futile is not None else ""
+
+    def _missed_at(self, par: Mapping[str, int], rate: float) -> float | None:
+        """The offered rate, at most a little higher than this, at which as many tasks missed the goal by what was measured."""
+        return next((missed for few, missed in self._too_few if missed <= (1 + SIMILAR) * rate
+                     and all(tasks <= few.get(name, 0) for name, tasks in par.items())), None)
 
     def _futile(self, direction: str, par: Mapping[str, int], network: Network) -> ElasticDecision | None:
         """An earlier decision like this one that did not help, under a similar load."""
@@ -253,33 +301,36 @@ class ElasticLoop:
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
-    def _infeasible(self, window: ElasticWindow, need: Infeasible) -> ElasticDecision | None:
-        """A decision that nothing can be done; None if the last one says the same."""
-        self.standing = need.reason + (f". Possible: {limits_shown(need.nearest)}" if need.nearest else "")
-        last = self.decisions[-1] if self.decisions else None
-        if (last is not None and last.outcome == INFEASIBLE and dict(last.before) == window.network.present
-                and _similar(last.offered_rate, window.network.external_rate)):
+    def _infeasible(self, window: ElasticWindow, rate: float, beyond: Infeasible | None) -> ElasticDecision | None:
+        """A decision that the goal cannot be reached; None if it can, or if that was reported for a similar load already."""
+        if beyond is None:
+            self._reached += 1
+            if self._reached >= self.policy.patience:
+                self._reported = None
             return None
-        present = window.network.present
-        return self._new(ElasticDecision(0, window.at, self.topology, self.choice.name, "", INFEASIBLE, self.standing, present,
-                                         present, window.network.external_rate, window.measured_ms))
+        self._reached = 0
+        if self._reported is not None and _similar(self._reported, rate):
+            return None
+        self._reported, present = rate, window.network.present
+        return self._new(ElasticDecision(0, window.at, self.topology, self.choice.name, "", INFEASIBLE, _shown(beyond), present,
+                                         present, rate, window.measured_ms))
 
     def _new(self, decision: ElasticDecision) -> ElasticDecision:
         decision = replace(decision, number=next(self._numbers))
         self.decisions.append(decision)
         if decision.outcome == ADVISED_ONLY:
-            self._wanted.clear()
+            self._count_anew()
         return decision
 
     def enacted(self, decision: ElasticDecision, now: float) -> None:
         """The master scales the topology as decided."""
         self._enacted_at, self._watched, self._settled = now, decision.number, 0
-        self._wanted.clear()
+        self._count_anew()
 
     def refused(self, decision: ElasticDecision, why: str, now: float) -> ElasticDecision:
         """The master cannot scale the topology as decided. The next try is after the cool-down."""
         self._enacted_at = now
-        self._wanted.clear()
+        self._count_anew()
         return self._replace(replace(decision, outcome=REFUSED, reason=f"{decision.reason} ({why})"))
 
     def _observed(self, window: ElasticWindow) -> ElasticDecision | None:
@@ -303,12 +354,12 @@ class ElasticLoop:
         """False if more tasks did not lower the latency, or fewer miss the goal."""
         if decision.direction == SHRINK:
             return not self._over(measured)
-        met = self.choice.limits.t_max_ms is not None and not self._over(measured)
+        met = self._goal.t_max_ms is not None and not self._over(measured)
         return met or measured is None or decision.was_ms is None or measured <= (1 - HELPED) * decision.was_ms
 
     def _over(self, measured: float | None) -> bool:
-        """True if the measured latency is above the goal."""
-        t_max = self.choice.limits.t_max_ms
+        """True if the measured latency is above the goal, or above the nearest that can be reached."""
+        t_max = self._goal.t_max_ms
         return t_max is not None and measured is not None and measured > t_max
 
     def _revoked(self, new: ElasticDecision) -> ElasticDecision | None:
@@ -334,12 +385,14 @@ class ElasticLoop:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A change that would be good; no direction if the present numbers are as good. `urgent`: the goal is missed."""
+    """A change that would be good; no direction if the present numbers are as good. `urgent`: the goal is missed.
+    `beyond_model`: by what is measured, though the model finds it met."""
 
     direction: str
     target: Allocation
     reason: str
     urgent: bool = False
+    beyond_model: bool = False
 
 
 def _direction(present: Mapping[str, int], target: Allocation) -> str:
@@ -347,6 +400,10 @@ def _direction(present: Mapping[str, int], target: Allocation) -> str:
     if dict(present) == dict(target.par):
         return ""
     return GROW if after > before else SHRINK if after < before else REARRANGE
+
+
+def _shown(infeasible: Infeasible) -> str:
+    return infeasible.reason + (f". Possible: {limits_shown(infeasible.nearest)}" if infeasible.nearest else "")
 
 
 def _predicted(network: Network, par: Mapping[str, int]) -> float | None:

@@ -106,7 +106,7 @@ def _station(graph: TopologyGraph, component: ComponentDef, now: _Part, steady: 
     if component.kind == "spout" and (least == most or not _tells_its_rate(now, seconds)):
         return Station(name, tasks, least=tasks, most=tasks)
     rate = steady.processed / steady.busy if steady.busy > 0 and steady.processed else math.inf
-    return Station(name, tasks, rate, least, most, _service_cv2(now))
+    return Station(name, tasks, rate, least, most, _service_cv2(now), shared_queue=not component.keyed)
 
 
 def _tells_its_rate(spout: _Part, seconds: float) -> bool:
@@ -207,8 +207,6 @@ def _keeps_up(graph: TopologyGraph, parts: Mapping[str, _Part], times: Mapping[s
 
 def _missing(network: Network, parts: Mapping[str, _Part]) -> str:
     """The reason why nothing can be decided; empty if it can."""
-    if network.external_rate <= 0:
-        return "the sources offer nothing"
     rates = network.rates()
     unknown = [station.name for station in network.stations if rates[station.name] > 0
                and parts[station.name].kind == "bolt" and not parts[station.name].processed]

@@ -1,4 +1,5 @@
-"""A topology as an open Jackson network: every component a station of M/M/c, or of G/G/c where the variation was measured.
+"""A topology as an open Jackson network: every component a station of M/M/c, or of G/G/c where the variation was measured. A
+component that reads by key is c stations of M/M/1, since its tuples cannot go to another task.
 
 λ comes in at the spouts and goes on along the edges: each has the tuples that arrive at its target for every tuple processed
 at its source. Times are in seconds, rates per second.
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 
-from millrace.elastic.queueing import losses, queued_seconds, variability
+from millrace.elastic.queueing import losses, queued_seconds, variability, waiting_time
 from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TASKS_LIMIT
 
@@ -21,7 +23,9 @@ Edge = tuple[str, str]  # source, target
 class Station:
     """A component. `service_rate`: μ, tuples per second of one task that is always busy; infinite for a component whose work
     is not modelled. `least`, `most`: numbers of tasks that it can have. `service_cv2`: squared coefficient of variation of
-    its service times. `overhead`, `factor`: measured correction of its waiting time W, which is overhead + factor · W."""
+    its service times. `shared_queue`: a tuple may go to whichever task is free, as in M/M/c; otherwise its key decides, and
+    each task has a queue of its own, M/M/1. `overhead`, `factor`: measured correction of its waiting time W, which is
+    overhead + factor · W."""
 
     name: str
     tasks: int
@@ -29,6 +33,7 @@ class Station:
     least: int = 1
     most: int = TASKS_LIMIT
     service_cv2: float = 1.0
+    shared_queue: bool = True
     overhead: float = 0.0
     factor: float = 1.0
 
@@ -39,14 +44,17 @@ class Station:
     def waits(self, arrival_rate: float) -> Iterator[float]:
         """The waiting time that the model gives, without correction, for 1, 2, 3 … tasks."""
         spread = variability(1.0, self.service_cv2)
-        erlang_b = losses(arrival_rate / self.service_rate)
-        next(erlang_b)
-        for tasks, loss in enumerate(erlang_b, 1):
-            yield queued_seconds(loss, arrival_rate, self.service_rate, tasks) * spread
+        if self.shared_queue:
+            erlang_b = losses(arrival_rate / self.service_rate)
+            next(erlang_b)
+            yield from (queued_seconds(loss, arrival_rate, self.service_rate, tasks) * spread
+                        for tasks, loss in enumerate(erlang_b, 1))
+        else:
+            yield from (waiting_time(arrival_rate / tasks, self.service_rate, 1) * spread for tasks in count(1))
 
     def wait(self, arrival_rate: float, tasks: int) -> float:
         """The waiting time that the model gives, without correction."""
-        return next(wait for count, wait in enumerate(self.waits(arrival_rate), 1) if count == tasks)
+        return next(wait for number, wait in enumerate(self.waits(arrival_rate), 1) if number == tasks)
 
     def corrected(self, wait: float) -> float:
         """E[T]: time from a tuple's arrival until it is processed, if the model gives this waiting time."""

@@ -28,10 +28,10 @@ _pack = struct.Struct("<HQHI").pack
 _WAVE = re.compile(r"-w(\d+)-")  # in the name of a sink's file, in an exactly-once topology
 
 # A chunk has one tuple, so that a task sends a tuple on before it begins with the next: latency is that of a queue of tuples.
-# Channels are wide, because a sender waits if one of its receivers has a full one, although the others are idle: with the usual
-# bound of half a second, and times as irregular as these, 22 tasks that were busy for 40 % of the time did not keep up.
-LOAD_CONFIG: dict[str, Any] = {"pattern": "constant", "rate": 100.0, "topology.chunk.tuples": 1, "topology.channel.window": 256,
-                               "topology.channel.secs": 3.0,
+# Channels are twice as wide as usual, since tasks that are busy for 90 % of the time and take as irregular times as these have
+# little to spare for waiting until one of their receivers has room.
+LOAD_CONFIG: dict[str, Any] = {"pattern": "constant", "rate": 100.0, "topology.chunk.tuples": 1, "topology.channel.window": 64,
+                               "topology.channel.secs": 1.0,
                                "path": str(Path(tempfile.gettempdir()) / "millrace-elastic")}
 
 

@@ -69,3 +69,14 @@ def test_a_simulated_network_takes_as_long() -> None:
     environment.process(arrivals())
     environment.run()
     assert network.latency(network.present) == pytest.approx(spent[0] / offered, rel=0.15)  # c gets its tuples in pairs
+
+
+def test_tasks_that_are_chosen_by_key_have_a_queue_each() -> None:
+    """M/M/1 with a share of the tuples: ρ/(μ − λ/c)."""
+    own, shared = (Station("b", 1, 40.0, shared_queue=shared_queue) for shared_queue in (False, True))
+    for tasks in (5, 6, 9):
+        each = 180.0 / tasks
+        assert own.wait(180.0, tasks) == pytest.approx(each / 40.0 / (40.0 - each))
+        assert own.wait(180.0, tasks) > shared.wait(180.0, tasks)
+    assert own.wait(180.0, 4) == math.inf and own.wait(0.0, 1) == 0.0
+    assert own.wait(30.0, 1) == pytest.approx(shared.wait(30.0, 1))

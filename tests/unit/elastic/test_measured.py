@@ -85,7 +85,7 @@ def test_nothing_is_learned_from_a_task_at_its_limit() -> None:
 def test_a_bolt_that_got_tuples_and_processed_none_has_no_rate_yet() -> None:
     stuck = replace(LOAD, tasks={**LOAD.tasks, COUNT0: TaskLoad()})
     assert measured(GRAPH, stuck, stuck).missing == "count got tuples and has processed none yet"
-    assert measured(GRAPH, Load(SECONDS), Load(SECONDS)).missing == "the sources offer nothing"
+    assert measured(GRAPH, Load(SECONDS), Load(SECONDS)).missing == "", "an idle stream needs few tasks"
 
 
 def test_a_spout_that_cannot_be_scaled_offers_what_it_can_emit() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 FIRST_TUPLES = 16  # in flight to a task whose pace is not known yet
 BOUNDLESS = 1 << 40
 CALLS = 4  # calls that the work in flight is divided into, so that a wave can come between them
 RECENT = 4  # the share of the given time, 1 / RECENT, over which the pace is averaged
 WORTH = 3  # times its fixed costs that the tuples of a call should take: calls do not get smaller than that
+AMPLE = 64  # tuples: with such a share, a sender needs no more
 GROWTH = 8  # of a call from one to the next: its tuples may reach several tasks, and most of them not the same one
 FORGET = 0.8  # weight that a call keeps with every later one, where costs of calls of different sizes are compared
 DOUBT = 0.8  # by which the known costs of a call shrink with every call that cannot confirm them: sizes then differ again
@@ -34,12 +37,16 @@ class Pace:
         """Tuples to process at once: few enough that a wave can soon come in between."""
         return max(self.in_flight // CALLS, self.least_call)
 
-    def share(self, senders: int, needed: int) -> tuple[int, int]:
-        """The tuples that each of so many senders may have in flight, and the tuples of its chunks. `needed`: the least chunk
-        that the task's own receivers ask for."""
+    def share(self, senders: int, needed: int, waiting: Callable[[], int]) -> tuple[int, int]:
+        """The tuples that one of so many senders may have in flight, and the tuples of its chunks. `needed`: the least chunk
+        that the task's own receivers ask for. `waiting`: tuples in the inbox.
+
+        Equal shares of a few tuples would stop a sender at every second tuple for the same task, however idle that is. So a
+        sender may use what the others leave; as the inbox fills, all of them come down to their shares."""
         needed = max(self.least_call, needed)
-        allowance = max(self.in_flight // senders, needed)
-        return allowance, max(allowance // CALLS, needed)
+        share = max(self.in_flight // senders, needed)
+        allowance = share if share >= AMPLE else max(share, self.in_flight - waiting())
+        return allowance, max(share // CALLS, needed)
 
     def took(self, tuples: int, seconds: float) -> None:
         """Record that the task took so many tuples, and was ready for more after so long."""

@@ -265,7 +265,10 @@ class Inbox:
 
     def allowance(self) -> tuple[int, int]:
         """The tuples that one sender may have in flight to this bolt, and in a chunk: its share of what the bolt can take."""
-        return self._task.pace.share(len(self.inlets) or 1, self._task.needed)
+        return self._task.pace.share(len(self.inlets) or 1, self._task.needed, self._waiting_tuples)
+
+    def _waiting_tuples(self) -> int:
+        return sum(delivery.count for delivery in self.waiting)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -275,7 +278,7 @@ class Inbox:
 
     @property
     def tuples(self) -> int:
-        return (sum(delivery.count for delivery in self.waiting) + sum(delivery.count for delivery in self.alignment.ahead)
+        return (self._waiting_tuples() + sum(delivery.count for delivery in self.alignment.ahead)
                 + self.succession.tuples + sum(delivery.count for lane in self._lanes.values() for delivery in lane))
 
     def clear(self) -> None:

@@ -71,3 +71,24 @@ def test_without_a_limit_anything_may_be_in_flight() -> None:
     pace = Pace(None)
     calls(pace, 10, 1.0, 1.0, size=1000)
     assert pace.in_flight == BOUNDLESS and pace.per_call > 10**9
+
+
+# -- shares of senders -------------------------------------------------------------------------------------------------
+
+def test_a_sender_may_use_what_the_others_leave() -> None:
+    pace = Pace(0.5)
+    calls(pace, 50, 0.0, 0.025)
+    work = pace.in_flight  # about 20 tuples
+    assert pace.share(10, 1, lambda: 0) == (work, 1)
+    assert pace.share(10, 1, lambda: work - 5) == (5, 1)
+    assert pace.share(10, 1, lambda: work) == (work // 10, 1), "its share in any case"
+    assert pace.share(10, 8, lambda: work + 100) == (8, 8), "and a chunk that its receivers need"
+
+
+def test_ample_shares_stay_as_they_are() -> None:
+    def counted() -> int:
+        raise AssertionError("tuples in the inbox need not be counted")
+
+    pace = Pace(0.5)
+    calls(pace, 50, 0.0, 0.0005)
+    assert pace.share(10, 1, counted) == (pace.in_flight // 10, pace.in_flight // 10 // 4)
