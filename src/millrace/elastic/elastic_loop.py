@@ -36,6 +36,7 @@ WINDOWS_KEPT = 360  # of offered rates, for forecasts
 SIMILAR = 0.25  # share by which two loads may differ and count as alike
 ONLY_A_LITTLE = 0.1  # the same, for tasks that cannot keep up
 HELPED = 0.05  # share by which the latency must fall if growth is to count as a help
+MOST_CATCH_UP = 0.25  # share of the offered rate that may be added for a backlog
 STEP, MOST_STEPS = 0.05, 20  # of load, by which tasks are added that the model does not ask for
 SCALES, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
 GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
@@ -55,6 +56,8 @@ class ElasticPolicy:
     min_gain: float = parameter(0.1, "Share by which the latency must fall if as many tasks are to be distributed otherwise.",
                                 low=0.0, high=1.0)
     max_shrink: float = parameter(0.5, "Share of a component's tasks that may end at once.", low=0.01, high=1.0)
+    catch_up: float = parameter(30.0, "Seconds in which a backlog at the sources should be worked off, as far as a quarter "
+                                      "more capacity can.", low=1.0)
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
 
     def __post_init__(self) -> None:
@@ -107,13 +110,15 @@ class ElasticDecision:
 
 @dataclass(frozen=True, slots=True)
 class ElasticWindow:
-    """One load window: the network with its corrections, the measured latency of the topology, and reasons why the window does
+    """One load window: the network with its corrections, the measured latency of the topology, tuples that wait at its sources
+    (`backlog`), and reasons why the window does
     not count: `settling` (tasks were started or moved in it) and `busy`, which says what is under way; empty if nothing is."""
 
     at: float  # unix time
     seconds: float
     network: Network
     measured_ms: float | None = None
+    backlog: Mapping[str, int] = field(default_factory=dict)
     settling: bool = False
     busy: str = ""
 
@@ -188,7 +193,7 @@ class ElasticLoop:
             return infeasible, None
         self._goal = aim.limits
         self._measured.append(window.measured_ms)
-        wish = self._wish(aim)
+        wish = self._wish(aim, window.backlog)
         if wish.direction != GROW and not wish.urgent and self._over(window.measured_ms):
             reason = f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}"
             wish = self._beyond_model(aim, reason) if not wish.direction and self._stays_over() else _Wish("", aim.need, reason)
@@ -204,12 +209,12 @@ class ElasticLoop:
             0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason, network.present,
             dict(wish.target.par), rate, window.measured_ms, wish.target.predicted_ms))
 
-    def _wish(self, aim: Aim) -> _Wish:
+    def _wish(self, aim: Aim, backlog: Mapping[str, int]) -> _Wish:
         """The change that would be good, whether or not it is time for it."""
         network, need, limits = aim.network, aim.need, aim.limits
         model, present, policy = self.choice.model, network.present, self.policy
         if missed := model.missed(network, present, limits):
-            target = self._with_room(network, need, limits, policy.hysteresis / 2)
+            target = self._with_room(network, need, limits, policy.hysteresis / 2, backlog)
             return _Wish(_direction(present, target), target, f"{missed}: {target.reason}", urgent=True)
         target = self._bounded(network, self._with_room(network, need, limits, policy.hysteresis))
         if target.instances < sum(present.values()) and not model.missed(network, target.par, limits):
@@ -240,9 +245,13 @@ class ElasticLoop:
                                  urgent=True, beyond_model=True)
         return _Wish("", aim.need, reason)
 
-    def _with_room(self, network: Network, need: Allocation, limits: Limits, room: float) -> Allocation:
-        """The allocation for `room` more load, or for the load as it is if that is not possible."""
-        roomy = self.choice.model.allocate(network.scaled(1 + room), limits)
+    def _with_room(self, network: Network, need: Allocation, limits: Limits, room: float,
+                   backlog: Mapping[str, int] | None = None) -> Allocation:
+        """The allocation for `room` more load and a backlog, or for the load as it is if that is not possible."""
+        catch_up = {name: min(tuples / self.policy.catch_up, MOST_CATCH_UP * network.offered.get(name, 0.0))
+                    for name, tuples in (backlog or {}).items()}
+        more = network.under({name: rate * (1 + room) + catch_up.get(name, 0.0) for name, rate in network.offered.items()})
+        roomy = self.choice.model.allocate(more, limits)
         return need if isinstance(roomy, Infeasible) else replace(roomy, predicted_ms=_predicted(network, roomy.par))
 
     def _bounded(self, network: Network, target: Allocation) -> Allocation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.elastic.correction import MOST_BUSY
 from millrace.elastic.network import Edge, Network, Station, total_time
@@ -21,6 +21,7 @@ from millrace.model.rescaling import check_tasks
 
 MOST_CV2 = 10.0
 LAG_SECONDS = 0.5  # of offered tuples: a spout with a longer lag does not keep up
+MOST_BLOCKED = 0.1  # share of the time: if tasks wait longer for their receivers, flow control decides how long tuples wait
 DRAINING = 1.1  # times what is offered: a spout that emits more works off a backlog
 BUSY_SPOUT = 0.7  # share of the time: above, a spout may wait for its source in its own code
 
@@ -28,18 +29,21 @@ BUSY_SPOUT = 0.7  # share of the time: above, a spout may wait for its source in
 @dataclass(frozen=True, slots=True)
 class MeasuredTopology:
     """One window. `times`: seconds from a tuple's arrival at a component until it is processed, on average. `complete`: the
-    same for the topology behind its spouts. `waiting`: seconds at the sources. `keeps_up`: no task is at its limit, and no
-    backlog is being worked off. `missing`: why the network cannot be used; empty if it can."""
+    same for the topology behind its spouts. `waiting`: seconds at the sources. `backlog`: tuples that wait there, by spout.
+    `keeps_up`: no task is at its limit, and no backlog is being worked off. `missing`: why the network cannot be used; empty if
+    it can."""
 
     network: Network
     times: Mapping[str, float]
     complete: float | None
     waiting: float = 0.0
+    backlog: Mapping[str, int] = field(default_factory=FrozenMap)
     keeps_up: bool = True
     missing: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", FrozenMap(self.times))
+        object.__setattr__(self, "backlog", FrozenMap(self.backlog))
 
     @property
     def whole(self) -> float | None:
@@ -56,7 +60,8 @@ def measured(graph: TopologyGraph, sample: Load, estimate: Load) -> MeasuredTopo
                      for component in graph.components)
     network = Network(stations, _selectivities(graph, estimate, steady), offered)
     times = {name: time for name, part in now.items() if (time := _time(part, sample.window_seconds)) is not None}
-    return MeasuredTopology(network, times, _complete(graph, network, now, times), _waiting(graph, network, times),
+    backlog = {spout.name: lag for spout in graph.spouts if (lag := now[spout.name].lag)}
+    return MeasuredTopology(network, times, _complete(graph, network, now, times), _waiting(graph, network, times), backlog,
                             _keeps_up(graph, now, times, sample.window_seconds), _missing(network, steady))
 
 
@@ -68,6 +73,7 @@ class _Part:
     tasks: int
     processed: int  # tuples that a bolt executed, or a spout emitted
     busy: float
+    blocked: float  # seconds without a credit
     offered: int
     lag: int | None
     loads: tuple[TaskLoad, ...]
@@ -88,7 +94,8 @@ def _part(component: ComponentDef, loads: list[TaskLoad]) -> _Part:
     lags = [load.lag for load in loads if load.lag is not None]
     spout = component.kind == "spout"
     return _Part(component.kind, component.par, sum(load.emitted if spout else load.executed for load in loads),
-                 sum(load.busy_seconds for load in loads), sum(load.offered for load in loads), sum(lags) if lags else None,
+                 sum(load.busy_seconds for load in loads), sum(load.blocked_seconds for load in loads),
+                 sum(load.offered for load in loads), sum(lags) if lags else None,
                  tuple(loads))
 
 
@@ -201,6 +208,7 @@ def _keeps_up(graph: TopologyGraph, parts: Mapping[str, _Part], times: Mapping[s
     bolts = [parts[bolt.name] for bolt in graph.bolts]
     spouts = [parts[spout.name] for spout in graph.spouts]
     return (all(bolt.busy <= MOST_BUSY * bolt.tasks * seconds for bolt in bolts)
+            and all(part.blocked <= MOST_BLOCKED * part.tasks * seconds for part in (*bolts, *spouts))
             and all(times.get(spout.name, 0.0) <= LAG_SECONDS for spout in graph.spouts)
             and sum(spout.processed for spout in spouts) <= DRAINING * sum(spout.offered for spout in spouts))
 

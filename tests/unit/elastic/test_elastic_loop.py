@@ -260,6 +260,15 @@ def test_one_component_at_its_limit_leaves_the_others_as_many_tasks_as_they_can_
     assert shrunk.direction == SHRINK and dict(shrunk.par) == {"a": 1, "b": 3, "c": 5}
 
 
+@pytest.mark.parametrize(("backlog", "tasks"), [(0, 8), (1500, 9), (10**9, 10)])
+def test_growth_includes_the_capacity_to_work_off_a_backlog(backlog: int, tasks: int) -> None:
+    """650 tuples/s need 8 tasks; 50 more a second work off 1,500 in half a minute; a quarter more is the most."""
+    topology = Topology(loop(), 6)
+    for _ in range(2):
+        topology.window(650, backlog={"a": backlog})
+    assert topology.tasks == tasks
+
+
 def test_a_latency_above_the_goal_that_the_model_does_not_explain_makes_tasks_grow() -> None:
     """Five tasks would do by the model; by what is measured six are needed."""
     topology = Topology(loop(patience=3, cool_down=5), 5)

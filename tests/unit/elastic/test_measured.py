@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_rates_selectivities_and_times() -> None:
     assert found.times["split"] == pytest.approx(0.012) and found.times["count"] == pytest.approx(0.0025)
     assert found.times["lines"] == pytest.approx(2.0), "200 tuples wait, and 100 a second leave: Little's law"
     assert found.complete == pytest.approx(0.030) and found.whole == pytest.approx(2.030)
-    assert not found.keeps_up and found.missing == ""
+    assert not found.keeps_up and found.missing == "" and found.backlog == {"lines": 200}
 
 
 def test_rates_are_those_of_the_smoothed_load_and_what_is_offered_that_of_the_window() -> None:
@@ -69,8 +70,8 @@ def test_without_a_tracked_tuple_tree_the_times_of_bolts_are_added_up() -> None:
 
 
 @pytest.mark.parametrize(("changes", "keeps_up"), [
-    ({}, True), ({"lag": 60}, False), ({"emitted": 1150}, False)])
-def test_nothing_is_learned_while_a_backlog_is_worked_off(changes: dict[str, int], keeps_up: bool) -> None:
+    ({}, True), ({"lag": 60}, False), ({"emitted": 1150}, False), ({"blocked_seconds": 1.5}, False)])
+def test_nothing_is_learned_while_a_backlog_is_worked_off(changes: dict[str, Any], keeps_up: bool) -> None:
     steady = replace(LOAD.tasks[LINES], **{"offered": 1000, "lag": 1, **changes})
     load = replace(LOAD, tasks={**LOAD.tasks, LINES: steady})
     assert measured(GRAPH, load, load).keeps_up == keeps_up

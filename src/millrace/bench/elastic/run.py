@@ -59,7 +59,7 @@ class ElasticLengths:
 
     @classmethod
     def of(cls, seconds: float) -> ElasticLengths:
-        return cls(seconds, seconds / 2, max(5.0, seconds / 5), seconds * 1.5, 3, max(2.0, seconds / 15))
+        return cls(seconds, seconds / 2, max(5.0, seconds / 5), seconds, 3, max(2.0, seconds / 15))
 
 
 @dataclass

@@ -76,6 +76,7 @@ class Elasticity:
         self._corrections: dict[str, Corrections] = {}
         self._measured: dict[str, MeasuredTopology] = {}
         self._loops: dict[str, ElasticLoop] = {}
+        self._calm: set[str] = set()  # topologies that kept up in the last window
         self._numbers = count(1)
         self._past: deque[ElasticDecision] = deque(maxlen=ELASTIC_DECISIONS_KEPT)
         self.predictions: dict[str, Prediction] = {}
@@ -104,8 +105,10 @@ class Elasticity:
                 continue
             corrections = self._corrections.setdefault(name, Corrections())
             self.predictions[name] = compared_latency(corrections.applied(found.network), found.times, found.whole)
-            if found.keeps_up and not found.missing and not _settling(topology, load) and not _under_way(topology):
+            calm = found.keeps_up and not found.missing and not _settling(topology, load) and not _under_way(topology)
+            if calm and name in self._calm:  # a window that begins with full inboxes says nothing about the model
                 corrections.learn(found.network, found.times, found.complete)
+            (self._calm.add if calm else self._calm.discard)(name)
         return replace(sample, predictions=self.predictions)
 
     def end_window(self, now: float, sample: WindowSample) -> None:
@@ -116,7 +119,7 @@ class Elasticity:
                 continue
             prediction = sample.predictions.get(name)
             window = ElasticWindow(sample.at, sample.seconds, self._corrections.setdefault(name, Corrections())
-                                   .applied(found.network), prediction.measured_ms if prediction else None,
+                                   .applied(found.network), prediction.measured_ms if prediction else None, found.backlog,
                                    _settling(topology, sample.loads[name]), _under_way(topology) or found.missing)
             for decision in loop.end_window(now, window):
                 self._handle(loop, decision, now)
@@ -159,6 +162,7 @@ class Elasticity:
         """Forget a topology that has ended."""
         for by_name in (self._corrections, self._measured, self._loops, self.predictions):
             by_name.pop(topology, None)
+        self._calm.discard(topology)
 
     # -- requests of users ---------------------------------------------------------------------------------------------
 
