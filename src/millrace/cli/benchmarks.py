@@ -144,7 +144,9 @@ def bench_elastic(seconds: Annotated[float, typer.Option(help="Seconds watched a
                                                               "proportion to it.", min=5)] = 120,
                   t_max_ms: Annotated[float, typer.Option(metavar="MS", help="The latency that the elastic loop is to keep, on "
                                                                              "average.", min=1)] = 300,
-                  model: Annotated[str, typer.Option(metavar="NAME", help="Model of the elastic loop.")] = "erstream",
+                  model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of the elastic loop. Unset: erstream "
+                                                                                 "for the step, predictive for the sine.")
+                                   ] = None,
                   only: Annotated[list[str] | None, typer.Option(metavar="PART", help="step, sine, rescale or others; may be "
                                                                                        "repeated. Unset: all.")] = None,
                   quick: Annotated[bool, typer.Option(help="Short parts, to see that it runs.")] = False,

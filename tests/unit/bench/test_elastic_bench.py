@@ -219,8 +219,8 @@ def test_gaps_of_other_engines_stand_beside_ours():
 
 
 def test_times_are_in_proportion_to_those_after_the_step():
-    assert ElasticLengths.of(120.0) == ElasticLengths(120.0, 60.0, 24.0, 180.0, 3, 8.0)
-    assert ElasticLengths.of(8.0) == ElasticLengths(8.0, 4.0, 5.0, 12.0, 3, 2.0)
+    assert ElasticLengths.of(120.0) == ElasticLengths(120.0, 60.0, 24.0, 120.0, 2, 8.0)
+    assert ElasticLengths.of(8.0) == ElasticLengths(8.0, 4.0, 5.0, 8.0, 2, 2.0)
 
 
 def test_unknown_parts_are_refused():
@@ -255,7 +255,7 @@ def test_the_loop_is_set_and_switched_off():
 
 
 RESULT: dict[str, Any] = {
-    **_empty("erstream", 200.0, 120.0), "seconds": 600.0, "decisions": 1, "oscillations": 0, "recovered_s": 9.5,
+    **_empty("erstream", "predictive", 200.0, 120.0), "seconds": 600.0, "decisions": 1, "oscillations": 0, "recovered_s": 9.5,
     "share_over_t_max": 0.02, "longest_gap_ms": 150, "usual_gap_ms": 60, "instances": 22, "fewest_instances": 21,
     "instances_over_minimum": 0.048, "p99_ratio_to_fixed": 0.4, "throughput_ratio_to_fixed": 1.0, "key_groups_moved": 65,
     "key_groups_minimum": 64,
@@ -276,7 +276,7 @@ def test_aims():
     assert all(aim.is_met(figure) for aim, figure in zip(ELASTIC_AIMS, figures_of_aims(RESULT)))
     never = {**RESULT, "decisions": None}
     assert figures_of_aims(never)[0] == math.inf and not ELASTIC_AIMS[0].is_met(math.inf)
-    assert figures_of_aims(_empty("erstream", 200.0, 120.0)) == [None, None, 0, None, None, None, None]
+    assert figures_of_aims(_empty("erstream", "predictive", 200.0, 120.0)) == [None, None, 0, None, None, None, None]
 
 
 def test_tables_and_summary():
@@ -285,7 +285,7 @@ def test_tables_and_summary():
                      "| count 2 → 4 | 65 | 64 | 40 | 25 | 0.4 |", "| Storm 2.8.2 |", "21 would do"):
         assert expected in text, expected
     assert "predicted 170 ms, measured 181.3 ms" in summary and "0 tuples lost, 0 repeated" in summary
-    bare = {**_empty("erstream", 200.0, 120.0), "gaps": [], "seconds": 1.0, "failed": {"step": "no luck"}}
+    bare = {**_empty("erstream", "predictive", 200.0, 120.0), "gaps": [], "seconds": 1.0, "failed": {"step": "no luck"}}
     assert "**Not measured, because they failed:** step." in "\n".join(elastic_tables(bare))
     assert elastic_summary(bare) == ["0 tuples lost, 0 repeated"]
 

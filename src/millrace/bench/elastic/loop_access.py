@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millrace.bench.elastic.figures import LoopDecision, Par
 from millrace.spark.engine import RunningTopology
 
-COOL_DOWN_SECONDS = 10.0
+STEP_POLICY: Mapping[str, Any] = {"cool_down": 10.0}
+# A day of a few minutes: the loop has to be as much faster than usual.
+SINE_POLICY: Mapping[str, Any] = {"cool_down": 5.0, "settle_windows": 1, "patience": 3, "steady": 2.0}
+HORIZON_SECONDS = 20.0
 DECISIONS = 100
+ERSTREAM, PREDICTIVE = "erstream", "predictive"
 
 
 class ElasticControl(Protocol):
@@ -32,14 +36,16 @@ def control_of(running: RunningTopology) -> ElasticControl:
 
 @dataclass(frozen=True)
 class LoopGoal:
-    """The model that scales a topology, and the latency that it is to keep."""
+    """The model that scales a topology, the latency that it is to keep, and settings of the loop."""
 
     model: str
     t_max_ms: float
     control: Callable[[RunningTopology], ElasticControl] = control_of
+    policy: Mapping[str, Any] = field(default_factory=lambda: STEP_POLICY)
 
     def begin(self, running: RunningTopology) -> None:
-        self.control(running).set(self.model, t_max_ms=self.t_max_ms, cool_down=COOL_DOWN_SECONDS)
+        horizon = {"horizon": HORIZON_SECONDS} if self.model == PREDICTIVE else {}
+        self.control(running).set(self.model, t_max_ms=self.t_max_ms, **horizon, **self.policy)
 
     def end(self, running: RunningTopology) -> Sequence[Mapping[str, Any]]:
         """Let the topology keep its numbers of tasks. Returns the decisions, oldest first."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from millrace.bench.elastic import figures
 from millrace.bench.elastic.driving import ElasticRun, run_load
 from millrace.bench.elastic.figures import Par
-from millrace.bench.elastic.loop_access import ElasticControl, LoopGoal, control_of
+from millrace.bench.elastic.loop_access import ERSTREAM, PREDICTIVE, SINE_POLICY, ElasticControl, LoopGoal, control_of
 from millrace.bench.elastic.measured_load import MeasuredLoad
 from millrace.bench.elastic.others import gap_rows, measured_spark
 from millrace.bench.elastic.report import elastic_summary
@@ -32,7 +32,7 @@ from millrace.spark.engine import ResidentEngine, RunningTopology
 STEP, SINE, RESCALE, OTHERS = "step", "sine", "rescale", "others"
 ELASTIC_PARTS = (STEP, SINE, RESCALE, OTHERS)
 MASTER, SLOTS = "local-cluster[2,3,700]", 4
-MODEL, T_MAX_MS = "erstream", 300.0
+T_MAX_MS = 300.0
 BASE_RATE, PEAK_RATE = 60.0, 180.0
 SINE_RATE, SINE_PEAK = 100.0, 180.0
 SERVICE_SECONDS, COUNT_SECONDS = 0.05, 0.025
@@ -59,7 +59,7 @@ class ElasticLengths:
 
     @classmethod
     def of(cls, seconds: float) -> ElasticLengths:
-        return cls(seconds, seconds / 2, max(5.0, seconds / 5), seconds, 3, max(2.0, seconds / 15))
+        return cls(seconds, seconds / 2, max(5.0, seconds / 5), seconds, 2, max(2.0, seconds / 15))
 
 
 @dataclass
@@ -69,12 +69,13 @@ class Bench:
     engine: ResidentEngine
     scratch: Path
     lengths: ElasticLengths
-    goal: LoopGoal
+    goal: LoopGoal  # under the step
+    sine_goal: LoopGoal
     console: Console
     result: dict[str, Any]
 
-    def elastic(self, load: MeasuredLoad) -> ElasticRun:
-        return self._noted(run_load(self.engine, self.scratch, load, ELASTIC_PAR, self.goal))
+    def elastic(self, load: MeasuredLoad, goal: LoopGoal) -> ElasticRun:
+        return self._noted(run_load(self.engine, self.scratch, load, ELASTIC_PAR, goal))
 
     def fixed(self, load: MeasuredLoad, par: Par, changes: Sequence[tuple[float, Par]] = ()) -> ElasticRun:
         return self._noted(run_load(self.engine, self.scratch, load, par, changes=changes))
@@ -85,7 +86,7 @@ class Bench:
         return run
 
 
-def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, model: str = MODEL,
+def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, model: str | None = None,
                 parts: Sequence[str] = ELASTIC_PARTS, live: bool = True, quick: bool = False,
                 control: Callable[[RunningTopology], ElasticControl] = control_of) -> dict[str, Any]:
     """Returns the object of `bench elastic --json`.
@@ -102,11 +103,12 @@ def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, mode
     if unknown := sorted(set(parts) - set(ELASTIC_PARTS)):
         raise MillraceError(f"there is no part {', '.join(unknown)} of this benchmark: there are {', '.join(ELASTIC_PARTS)}")
     console, began = Console(stderr=not live), time.monotonic()
-    result = _empty(model, t_max_ms, seconds)
+    result = _empty(model or ERSTREAM, model or PREDICTIVE, t_max_ms, seconds)
     console.print(f"On Spark {MASTER}; nothing else should run on this machine.", markup=False)
     if set(parts) - {OTHERS}:
         with scratch_directory() as scratch, _engine(scratch) as engine:
-            bench = Bench(engine, scratch, ElasticLengths.of(seconds), LoopGoal(model, t_max_ms, control), console, result)
+            bench = Bench(engine, scratch, ElasticLengths.of(seconds), LoopGoal(result["model"], t_max_ms, control),
+                          LoopGoal(result["sine_model"], t_max_ms, control, SINE_POLICY), console, result)
             for name, measure in ((STEP, measure_step), (SINE, measure_sine), (RESCALE, measure_rescales)):
                 if name in parts:
                     _measure_or_note(name, partial(measure, bench), result, console)
@@ -121,12 +123,13 @@ def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, mode
     return result
 
 
-def _empty(model: str, t_max_ms: float, seconds: float) -> dict[str, Any]:
+def _empty(model: str, sine_model: str, t_max_ms: float, seconds: float) -> dict[str, Any]:
     unknown = dict.fromkeys(("decisions", "oscillations", "recovered_s", "share_over_t_max", "longest_gap_ms", "usual_gap_ms",
                              "instances", "fewest_instances", "instances_over_minimum", "sine", "p99_ratio_to_fixed",
                              "throughput_ratio_to_fixed", "key_groups_moved", "key_groups_minimum", "spark_restart"))
-    return {"guarantee": EXACTLY_ONCE, "master": MASTER, "slots": SLOTS, "model": model, "t_max_ms": t_max_ms,
-            "watched_s": seconds, "steps": [], "trials": [], "rescales": [], "lost": 0, "repeated": 0, "failed": {}, **unknown}
+    return {"guarantee": EXACTLY_ONCE, "master": MASTER, "slots": SLOTS, "model": model, "sine_model": sine_model,
+            "t_max_ms": t_max_ms, "watched_s": seconds, "steps": [], "trials": [], "rescales": [], "lost": 0, "repeated": 0,
+            "failed": {}, **unknown}
 
 
 def _engine(scratch: Path) -> ResidentEngine:
@@ -159,7 +162,7 @@ def measure_step(bench: Bench) -> None:
     load = MeasuredLoad.stepped(BASE_RATE, PEAK_RATE, lengths.before, lengths.before + lengths.after, SERVICE_SECONDS,
                                 COUNT_SECONDS)
     bench.console.print(f"a step from {BASE_RATE:g} to {PEAK_RATE:g} tuples/s, T_max {bench.goal.t_max_ms:g} ms ...")
-    run = bench.elastic(load)
+    run = bench.elastic(load, bench.goal)
     begin, end = run.timetable.begin, run.timetable.end
     step_at = begin + lengths.before
     windows = figures.in_windows(run.log, step_at, end)
@@ -210,8 +213,9 @@ def measure_sine(bench: Bench) -> None:
     """A rate that swings, under the elastic loop and with as many instances as that had on average."""
     period, periods = bench.lengths.period, bench.lengths.periods
     load = MeasuredLoad.swinging(SINE_RATE, SINE_PEAK, period, period * periods, SERVICE_SECONDS, COUNT_SECONDS)
-    bench.console.print(f"a sine of {SINE_RATE:g} tuples/s on average and {SINE_PEAK:g} at most, {periods} periods ...")
-    elastic = bench.elastic(load)
+    bench.console.print(f"a sine of {SINE_RATE:g} tuples/s on average and {SINE_PEAK:g} at most, {periods} periods, scaled by "
+                        f"{bench.sine_goal.model} ...")
+    elastic = bench.elastic(load, bench.sine_goal)
     begin, end = elastic.timetable.begin + period, elastic.timetable.end
     average = figures.average_par(elastic.seen, begin, end)
     par = figures.rounded_par(average)
