@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
 from millrace.control.assignment import Assignment, Place, WorkerAddress, parts_of
+from millrace.control.batch_control import BatchControl
 from millrace.control.events import (
     BatchBegan,
     BatchCommitted,
@@ -57,7 +58,6 @@ from millrace.control.submission import (
     check_guarantee,
     check_not_running,
     check_settings,
-    owners_in,
     scaled_note,
     weak_points,
 )
@@ -93,6 +93,7 @@ class MasterState:
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
         self._waves = WaveControl(self)
+        self._batches = BatchControl(self)
         self._handovers = HandoverControl(self)
         self._slots = SlotControl(self, self._handovers, leave_limit, restart_wait)
         self._migrations = MigrationControl(self, self._handovers, self._slots)
@@ -140,15 +141,13 @@ class MasterState:
             case Rescaled():
                 return self._plan_changes.rescaled(event)
             case BatchBegan():
-                self._batched(event.name).in_batch = True
-                return []
+                return self._batches.began(event)
             case BatchCommitted():
-                return self._batch_committed(event)
+                return self._batches.committed(event)
             case BatchOver():
-                self._batched(event.name).in_batch = False
-                return []
+                return self._batches.over(event)
             case BatchesEnded():
-                return self._batches_ended(event)
+                return self._batches.ended(event)
             case Ticked():
                 return self._ticked(event.now)
             case WaveRequested():
@@ -316,7 +315,7 @@ class MasterState:
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
         topology = TopologyState(self._numbers, graph, earlier=event.earlier)
         if graph.batched:
-            self._prepare_batches(topology, event)
+            self._batches.prepare(topology, event)
         elif graph.waves:
             self._waves.prepare(topology, event)
         self.topologies[graph.name] = topology
@@ -371,7 +370,7 @@ class MasterState:
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
         """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""
-        how = _killed_how(topology)
+        how = topology.killed_how
         if topology.batched or (topology.waves is not None and topology.graph.exactly_once):
             topology.uncommitted = how
         return self.end(topology, how)
@@ -390,33 +389,6 @@ class MasterState:
             running = ", ".join(sorted(self.topologies)) or "none"
             raise UnknownTopology(f"no topology named {name!r} is running; running: {running}")
         return self.topologies[name]
-
-    # -- batches -----------------------------------------------------------------------------------------------------
-
-    def _batched(self, name: str) -> TopologyState:
-        topology = self.topology(name)
-        if not topology.batched:
-            raise TopologyError(f"{name!r} runs on resident workers and has no batches")
-        return topology
-
-    def _prepare_batches(self, topology: TopologyState, event: Submitted) -> None:
-        """Set up a topology that runs in batches. Each batch is a wave; epochs rise from run to run as for other waves, so
-        that no name in the store is used twice."""
-        if event.checkpoint is not None:
-            topology.positions = event.checkpoint.positions()
-            topology.key_groups = owners_in(event.checkpoint, event.graph)
-        topology.epoch, topology.checkpoint = max(self.author, event.after[0]) + 1, event.checkpoint
-
-    def _batch_committed(self, event: BatchCommitted) -> list[Command]:
-        topology = self._batched(event.name)
-        topology.checkpoint = event.manifest
-        topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
-        return []
-
-    def _batches_ended(self, event: BatchesEnded) -> list[Command]:
-        topology = self._batched(event.name)
-        topology.uncommitted = event.uncommitted
-        return self.end(topology, event.how)
 
     # -- placement ---------------------------------------------------------------------------------------------------
 
@@ -505,15 +477,3 @@ class MasterState:
 
     def _nodes(self) -> dict[int, str]:
         return {slot: worker.node.name for slot, worker in self.workers.items()}
-
-
-def _killed_how(topology: TopologyState) -> str:
-    if topology.batched:
-        wave = topology.checkpoint.wave if topology.checkpoint is not None else 0
-    elif topology.waves is None:
-        return "killed"
-    else:
-        wave = topology.waves.committed
-    unfinished = sum(topology.in_flight.values())
-    in_flight = f" ({unfinished} tuples were in flight)" if unfinished else ""
-    return f"killed as of wave {wave}: input after it is not committed{in_flight}; --resume continues from there"

@@ -125,10 +125,12 @@ class TopologyState:
         left = Counter(task.component for task in self.graph.tasks() if task not in gone)
         self.graph = self.graph.with_par(left)
         for task in gone:
-            for by_task in (self.places, self.homes, self.executed):
-                by_task.pop(task, None)
-            for by_source in (self.positions, self.reached) if task.component not in self.graph.splits else ():
-                by_source.pop(task, None)
+            self.places.pop(task, None)
+            self.homes.pop(task, None)
+            self.executed.pop(task, None)
+            if task.component not in self.graph.splits:  # else these are of splits, which other tasks go on reading
+                self.positions.pop(task, None)
+                self.reached.pop(task, None)
         self.version += 1
         if self.waves is not None:
             self.waves.dismiss(gone)
@@ -142,6 +144,19 @@ class TopologyState:
     def never_repeats(self) -> bool:
         """At most once: a spout continues from its last reported position, even if state is rolled back."""
         return bool(GUARANTEE.of(self.graph.config) == AT_MOST_ONCE)
+
+    @property
+    def killed_how(self) -> str:
+        """The message about its end when it is killed with input that is not committed."""
+        if self.batched:
+            wave = self.checkpoint.wave if self.checkpoint is not None else 0
+        elif self.waves is None:
+            return "killed"
+        else:
+            wave = self.waves.committed
+        unfinished = sum(self.in_flight.values())
+        in_flight = f" ({unfinished} tuples were in flight)" if unfinished else ""
+        return f"killed as of wave {wave}: input after it is not committed{in_flight}; --resume continues from there"
 
     @property
     def restore_point(self) -> tuple[int, int, int]:

@@ -210,7 +210,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         self._check_splits()
 
     def _check_splits(self) -> None:
-        for name, count in self.splits.items() if self.records else ():
+        if not self.records:  # a fresh start
+            return
+        for name, count in self.splits.items():
             splits = [split for record in self.records if record.component == name for split in record.splits]
             if sorted(splits) != list(range(count)):
                 raise self._unusable(f"it has the splits {sorted(splits)} of {name!r}, which has 0 to {count - 1}")

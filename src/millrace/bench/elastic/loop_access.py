@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from millrace.bench.elastic.figures import LoopDecision, Par
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 
 COOL_DOWN_SECONDS = 10.0
 DECISIONS = 100
