@@ -19,6 +19,7 @@ from millrace.control.events import (
     ChannelBroke,
     Command,
     Distribute,
+    ElasticChosen,
     Ended,
     Event,
     Killed,
@@ -140,6 +141,9 @@ class MasterState:
                 return self._plan_changes.replanned(event)
             case Rescaled():
                 return self._plan_changes.rescaled(event)
+            case ElasticChosen():
+                self.topology(event.name).elastic = event.setting
+                return []
             case BatchBegan():
                 return self._batches.began(event)
             case BatchCommitted():
@@ -313,7 +317,8 @@ class MasterState:
         graph = event.graph
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
-        topology = TopologyState(self._numbers, graph, earlier=event.earlier)
+        elastic = event.checkpoint.elastic if event.checkpoint is not None else None
+        topology = TopologyState(self._numbers, graph, earlier=event.earlier, elastic=elastic)
         if graph.batched:
             self._batches.prepare(topology, event)
         elif graph.waves:

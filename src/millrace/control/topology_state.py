@@ -16,6 +16,7 @@ from millrace.control.strategies.under_way import MigrationUnderWay
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
 from millrace.control.waves import Waves
 from millrace.errors import TopologyError
+from millrace.model.elastic_setting import ElasticSetting
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.state.checkpoint import Manifest
@@ -55,6 +56,7 @@ class TopologyState:
     handover: Handover = field(default_factory=Handover)
     migration: MigrationUnderWay | None = None  # of tasks, by another strategy than hand-over
     scaling: Scaling | None = None  # the numbers of its tasks are being changed
+    elastic: ElasticSetting | None = None  # the model by which it is scaled; also in the manifests
     held_back: bool = False  # its spouts wait for the migration
     capturing: bool = False  # its tasks keep their input after the next wave, for the migration
     recovery: Recovery | None = None  # tasks are being placed anew after a loss

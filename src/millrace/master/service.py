@@ -33,8 +33,6 @@ from millrace.control.events import (
     MoveTaken,
     Paused,
     Rebalanced,
-    Regrouped,
-    Replanned,
     Rescaled,
     Say,
     SendWave,
@@ -43,8 +41,8 @@ from millrace.control.events import (
     Submitted,
     Ticked,
     Unpaused,
+    WantedChange,
     WaveAcked,
-    Withdrawn,
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
@@ -367,8 +365,7 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Rebalanced | Withdrawn | Regrouped
-                                          | Replanned | Rescaled):
+        if self.superseded and isinstance(event, WantedChange):
             raise NotTheAuthor(self.superseded)
         try:
             commands = self.state.handle(event, time.monotonic())
@@ -475,6 +472,7 @@ class Master:
         self.batching.logs.pop(name, None)
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
         self.ended.pop(name, None)
+        self.scheduling.elastic.resume(name)
 
     def _taken(self, message: wire.Taken) -> None:
         self.tell(self.scheduling.migrations.taken(message))

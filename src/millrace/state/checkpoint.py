@@ -20,6 +20,7 @@ import msgspec
 
 from millrace.config import GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import CorruptCheckpoint, TopologyError
+from millrace.model.elastic_setting import ElasticSetting
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.state.path_step import path_step
 
@@ -127,6 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     declared: dict[str, int] = {}  # numbers of tasks in the declarations; empty in older manifests
     splits: dict[str, int] = {}  # numbers of splits of the spouts that have some
     owners: dict[str, list[int]] = {}  # of key groups and splits, by component; empty for batches, and in older manifests
+    elastic: ElasticSetting | None = None  # the model by which it is scaled; None: it is not
 
     @property
     def overtook(self) -> bool:
