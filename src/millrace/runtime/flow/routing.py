@@ -14,13 +14,13 @@ import pyarrow as pa
 from millrace.api.grouping import Grouping, stable_hash
 from millrace.errors import EmitError
 from millrace.model.graph import resolve
+from millrace.model.load import SAMPLED
 from millrace.runtime.flow.heavy_keys import HeavyKeys
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
-SAMPLED = 61  # tuples of which one is counted by key group; a prime, so that few streams repeat themselves in step with it
 SAMPLE_KEYS = 512  # keys that are counted together
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
