@@ -49,7 +49,7 @@ from millrace.control.master_state import MasterState
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.topology_status import STOPPING, WAITING
-from millrace.errors import NotEnoughSlots, NotTheAuthor
+from millrace.errors import NoRoom, NotEnoughSlots, NotTheAuthor
 from millrace.master.batch_log import BatchLog
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
@@ -370,6 +370,8 @@ class Master:
         try:
             commands = self.state.handle(event, time.monotonic())
         except Exception as error:
+            if isinstance(error, NoRoom):
+                self.capacity.refused(time.monotonic(), error)
             name = self._concerned(event)
             if name is None:
                 raise

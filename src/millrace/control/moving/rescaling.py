@@ -25,7 +25,7 @@ from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STOPPING
 from millrace.control.waves import IDLE
 from millrace.control.wording import counts_named, tasks_named, workers_named
-from millrace.errors import TopologyError
+from millrace.errors import NoRoom, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan, fewest_group_moves, rescaled_key_groups
 from millrace.model.rescaling import rescaled
@@ -99,7 +99,7 @@ class RescalingControl:
         stay = {task: place.slot for task, place in topology.places.items()}
         result = self._master.placed(graph, Plan(topology.version, stay, topology.key_groups))
         if isinstance(result, CannotPlace):
-            raise TopologyError(f"{graph.name!r} cannot have {what}, and stays as it is: {result.reason}")
+            raise NoRoom(f"{graph.name!r} cannot have {what}, and stays as it is: {result.reason}")
         return result.plans[graph.name].placement if isinstance(result, NewPlan) else stay
 
     # -- events --------------------------------------------------------------------------------------------------------

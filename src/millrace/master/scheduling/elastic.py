@@ -94,6 +94,11 @@ class Elasticity:
         """The longest load window that the loops allow; None if there are none."""
         return min((loop.policy.period for loop in self._loops.values()), default=None)
 
+    @property
+    def grows(self) -> bool:
+        """True if it would start more tasks of a topology."""
+        return any(not loop.policy.dry_run for loop in self._loops.values())
+
     # -- windows -------------------------------------------------------------------------------------------------------
 
     def predict(self, sample: WindowSample, estimates: Mapping[str, Load]) -> WindowSample:
