@@ -142,8 +142,7 @@ class MasterState:
             case Rescaled():
                 return self._plan_changes.rescaled(event)
             case ElasticChosen():
-                self.topology(event.name).elastic = event.setting
-                return []
+                return self._chosen(event)
             case BatchBegan():
                 return self._batches.began(event)
             case BatchCommitted():
@@ -349,6 +348,13 @@ class MasterState:
         distribute = self.distribute()
         topology.ready_at, topology.quiet = self.revision, {}
         return [Say("paused" if paused else "unpaused", name, cause=PERSON), distribute]
+
+    def _chosen(self, event: ElasticChosen) -> list[Command]:
+        topology = self.topology(event.name)
+        topology.elastic = event.setting
+        if topology.waves is not None:
+            topology.waves.request(self._handovers.now)  # a resumed run is to know it
+        return []
 
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
