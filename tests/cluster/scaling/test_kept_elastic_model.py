@@ -18,6 +18,7 @@ from support.cluster.wave_runs import until_wave
 from support.load.elastic_cluster import ElasticCluster, load_of_line
 from support.scaling.scaled_runs import Counting, par_of, scaled
 
+pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 NAME, SERVICE = "kept", 0.01
 VALUES = {"c_max": 20, "utilization": 0.5, "cool_down": 7.0, "settle_windows": 1}
 
