@@ -101,6 +101,10 @@ class NotEnoughSlots(MillraceError):
     """Spark does not start the requested workers, or none would be left."""
 
 
+class NoRoom(TopologyError):
+    """Tasks that a topology is to have more of have no place on the present workers."""
+
+
 class AddressInUse(MillraceError):
     """Another process already listens there."""
 

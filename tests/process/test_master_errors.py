@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from millrace.config import CHECKPOINTS, HISTORY
-from millrace.control.events import Event, ManifestStored, MoveArmed, MoveTaken, Say, Ticked
+from millrace.control.events import Event, ManifestStored, MoveArmed, MoveTaken, Rescaled, Say, Ticked
+from millrace.control.scheduling.capacity import Shortage
+from millrace.errors import NoRoom
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
 from millrace.workloads.audit import StatefulWordCount
@@ -57,6 +60,21 @@ def test_an_error_in_work_that_nobody_waits_for_ends_all_topologies(master: Mast
     assert sorted(found) == NAMES
     assert found["first"].startswith("first: ended by an unexpected error of the master: ZeroDivisionError: a defect")
     assert [topology for topology, _ in errors(master)] == ["", *NAMES]
+
+
+def test_a_scale_that_finds_no_room_is_refused_and_asks_for_workers(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = master.state.handle
+
+    def full(event: Event, now: float) -> Any:
+        if isinstance(event, Rescaled):
+            raise NoRoom("no slot has room")
+        return handle(event, now)
+
+    monkeypatch.setattr(master.state, "handle", full)
+    with pytest.raises(NoRoom, match="no slot has room"):
+        master.rescale("first", {"count": 9})
+    shortage = master.call(lambda: master.capacity._unplaced(time.monotonic()))
+    assert shortage == Shortage(1, "no slot has room") and topologies(master) == NAMES
 
 
 def fail_at(master: Master, monkeypatch: pytest.MonkeyPatch, *kinds: type[Event]) -> None:

@@ -12,7 +12,7 @@ from millrace.config import CHANNEL_SECONDS, CHECKPOINTS, EXACTLY_ONCE, GUARANTE
 from millrace.model.graph import TaskId
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 from support.processes.forked import ForkedCluster
 from support.rows import rows_in
 

@@ -18,6 +18,7 @@ from millrace.control.scheduling.capacity import (
     WorkerCapacity,
     WorkerSeen,
     Workforce,
+    shortage_of,
 )
 from support.examples import examples
 
@@ -35,9 +36,11 @@ class CapacityStory(RuleBasedStateMachine):
         self.starting: set[int] = set()
         self.loaded_at: dict[int, float] = {}  # slot -> last time at which it had much to do, or joined
         self.request: Add | GiveBack | None = None
+        self.overload: Shortage | None = None
         self.changed: tuple[float, type] = (float("-inf"), Add)
         self.failures = {Add: 0, GiveBack: 0}
         self.failed_at = {Add: float("-inf"), GiveBack: float("-inf")}
+        self.unused: set[int] = set()  # slots that were added for tasks and have had none
 
     @initialize(low=st.integers(1, 3), more=st.integers(0, 3), workers=st.integers(1, 6), idle=st.sampled_from([0.0, 5.0]),
                 cool_down=st.sampled_from([0.0, 20.0]), share=st.sampled_from([0.0, 0.5]))
@@ -75,11 +78,16 @@ class CapacityStory(RuleBasedStateMachine):
         self.workers[slot] = replace(self.workers[slot], tasks=tasks, load=load, heaviest=heaviest, stays=stays)
         if not self.quiet(slot):
             self.loaded_at[slot] = self.now
+        self.unused -= {slot} if tasks else set()
         self.look(0.0, "a move")
 
-    @rule(missing=st.none() | st.integers(1, 4), useless=st.sampled_from(["", "", "no scheduler"]))
-    def a_window_ends(self, missing: int | None, useless: str) -> None:
-        self.capacity.window(Shortage(missing, "overload", useless) if missing is not None else None)
+    @rule(overloaded=st.booleans(), moves=st.booleans(), grows=st.booleans())
+    def a_window_ends(self, overloaded: bool, moves: bool, grows: bool) -> None:
+        """By the load of the workers. Only a scheduler or elasticity brings tasks to a new one."""
+        nodes = {"host": 0.95 if overloaded else 0.1}
+        self.overload = shortage_of(list(self.workers.values()), nodes, 0.9, moves=moves, grows=grows)
+        assert self.overload is not None or not overloaded
+        self.capacity.window(self.overload)
 
     @precondition(lambda self: len(self.workers) > 1)
     @rule(data=st.data())
@@ -118,6 +126,9 @@ class CapacityStory(RuleBasedStateMachine):
             assert self.now - self.failed_at[kind] >= pause, "requests that fail come less and less often"
         if isinstance(decision, Add):
             assert decision.count >= 1 and seen.count + decision.count <= self.limits.max
+            assert decision.for_tasks == (seen.count >= self.limits.min)
+            if decision.for_tasks and unplaced is None:
+                assert self.overload is not None and not self.overload.useless, "someone would use it"
         else:
             self.check_given_back(decision, seen, after)
         self.request = decision
@@ -146,12 +157,16 @@ class CapacityStory(RuleBasedStateMachine):
         self.failures[kind], self.changed = 0, (self.now, kind)
         if isinstance(request, Add):
             slots = [self.new_slot() for _ in range(request.count)]
+            self.unused |= set(slots) if request.for_tasks else set()
             for slot in slots:
                 self.join(slot)
             self.capacity.added(self.now, slots)
         else:
             del self.workers[request.slot]
             self.capacity.given_back(self.now)
+            if request.slot in self.unused:  # it was of no use: the next one must wait, and ever longer
+                self.unused.discard(request.slot)
+                self.failures[Add], self.failed_at[Add] = self.failures[Add] + 1, self.now
 
 
 TestCapacity = CapacityStory.TestCase

@@ -20,7 +20,8 @@ from millrace.model.graph import TaskId, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.dataframes.feeding import FeedingQuery
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from support.topologies.audited import SECONDS
 from support.topologies.dataframe_fed import Incoming, counting, keeping, tapping, writing, written
 

@@ -14,8 +14,8 @@ from millrace.errors import CorruptCheckpoint
 from millrace.model.graph import batched, graph_of
 from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.spark.engine import RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.state.checkpoint import base_wave
 from support.suites.kept_state import state_of
 from support.topologies.dataframe_parts import SOURCE, TARGET, DataFrameCount

@@ -25,8 +25,9 @@ from millrace.api.topology import Topology
 from millrace.master.checkpoints.checkpointing import default_store
 from millrace.model.graph import batched, graph_of
 from millrace.runtime.checkpoints.store import open_store
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.spark.running_topology import RunningTopology
 from support.processes.shared_spark import stop_shared_session
 from support.rows import rows_in
 from support.suites.kept_state import positions_of, state_of

@@ -16,7 +16,8 @@ from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
 from millrace.api.topology import Topology
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.wordcount import WordCount
 from support.topologies import tapped
 from support.topologies.audited import SECONDS

@@ -18,13 +18,13 @@ ORDER = ["redaction", "errors", "checkout", "config", "api", "model", "scheduler
 ROOMS = {
     "control": ["assignment", "backup_placement", "feeding", "in_flight", "ledger", "pauses", "moves", "migrations",
                 "migration_metrics", "scaling", "strategies", "topology_status", "waves", "wording", "workers", "batches",
-                "events", "plan_diff", "scheduling", "submission", "topology_state", "wave_control", "moving",
-                "worker_reports", "master_state"],
+                "events", "plan_diff", "scheduling", "submission", "topology_state", "batch_control", "wave_control",
+                "moving", "worker_reports", "master_state"],
     "runtime": ["clock", "durable", "meters", "node", "parent", "wire", "leftovers", "flow", "plans", "fragments",
                 "checkpoints", "taps", "feeds", "tasks", "worker"],
     "master": ["state_home", "state_view", "batch_log", "event_log", "load", "ended", "plans", "checkpoints", "scheduling",
                "requests", "workers", "thread", "batches", "feeding", "service"],
-    "spark": ["sources", "session", "cluster", "dataframes", "batches", "engine", "microbatch"],
+    "spark": ["sources", "session", "cluster", "dataframes", "batches", "running_topology", "engine", "microbatch"],
 }
 WITH_ROOMS = {"millrace", *(f"millrace.{folder}" for folder in ROOMS)}
 MOST_MODULES = 24  # in one folder, beside its docstring in __init__.py; more want rooms

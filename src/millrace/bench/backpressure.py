@@ -22,7 +22,8 @@ from millrace.errors import MillraceError
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 
 WARM_UP_SECONDS = 20.0
 WAVES = 3

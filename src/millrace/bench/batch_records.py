@@ -11,8 +11,8 @@ from millrace.config import BATCH_INTERVAL, BATCH_SECONDS, BATCH_TUPLES
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError
 from millrace.master.batch_log import BatchRecord
-from millrace.spark.engine import RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.spark.running_topology import RunningTopology
 
 LIMIT_SECONDS = 300.0  # time limit of every wait
 NEVER_SECONDS = 600.0  # batches are closed by their tuples alone

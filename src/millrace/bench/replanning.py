@@ -15,7 +15,8 @@ from millrace.control.scheduling.schedule_generator import ENACTED
 from millrace.errors import MillraceError
 from millrace.schedulers.otd import Otd
 from millrace.schedulers.problem import Problem
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.audit import AuditedWordCount, audit
 
 SLOTS = 4

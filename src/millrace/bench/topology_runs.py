@@ -16,8 +16,9 @@ from millrace.config import CHECKPOINTS, HISTORY
 from millrace.errors import MillraceError
 from millrace.master.load.observed import TopologyObserved, rate_between
 from millrace.model.graph import TaskId
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.spark.running_topology import RunningTopology
 
 MASTER = "local[2]"
 DRAIN_SECONDS = 20.0

@@ -19,7 +19,8 @@ from millrace.cli.running import show_live
 from millrace.errors import MillraceError
 from millrace.master.load.observed import rate_between
 from millrace.runtime.leftovers import UsedDirectory
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.audit import AuditedWordCount, AuditResult, audit
 from millrace.workloads.wordcount import WORDS_PER_LINE
 

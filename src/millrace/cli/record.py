@@ -22,7 +22,7 @@ METRICS = {"drain_ms": ("drain", "drained in {} ms"), "rebalance_ms": ("rebal.",
 
 
 def print_cancelled(answer: dict[str, Any]) -> None:
-    groups = number_of(len(answer["groups"]), "key group")
+    groups = number_of(len(answer["groups"]), part_of(answer))
     kept = f" and keeps {groups}" if answer["groups"] else ""
     stays = "waits for a worker" if answer["worker"] is None else f"stays on worker {answer['worker']}"
     plain_console().print(f"{answer['task']} of {answer['topology']} {stays}{kept}")
@@ -144,9 +144,15 @@ def print_events(answer: list[dict[str, Any]]) -> None:
             console.print(Hanging(shortened(event["cause"]), " " * len(stamp) + "cause: ", "dim"))
 
 
+def part_of(*moves: dict[str, Any]) -> str:
+    """The word for one of the parts that are given to other tasks. Records of older versions do not tell splits."""
+    kinds = {bool(move.get("splits")) for move in moves if move["groups"]}
+    return "split" if kinds == {True} else "key group"
+
+
 def _what(move: dict[str, Any]) -> str:
     """The task that moves, or how many of its key groups."""
-    return f"{number_of(len(move['groups']), 'key group')} of {move['task']}" if move["groups"] else str(move["task"])
+    return f"{number_of(len(move['groups']), part_of(move))} of {move['task']}" if move["groups"] else str(move["task"])
 
 
 def _target(move: dict[str, Any]) -> str:
@@ -160,10 +166,11 @@ def _tasks(row: dict[str, Any]) -> str:
         return ", ".join(f"{name}={tasks:g}" for name, tasks in sorted(row["parameters"].items()))
     tasks = [move["task"] for move in row["moved"]]
     groups = sum(len(move["groups"]) for move in row["moved"])
-    named = f"{number_of(groups, 'key group')} of {task_names(tasks)}" if groups else task_names(tasks)
+    part = part_of(*row["moved"])
+    named = f"{number_of(groups, part)} of {task_names(tasks)}" if groups else task_names(tasks)
     if len(named) <= TASKS_SHOWN:
         return named
-    return f"{number_of(groups, 'key group')} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
+    return f"{number_of(groups, part)} of {number_of(len(tasks), 'task')}" if groups else number_of(len(tasks), "task")
 
 
 def _phases(row: dict[str, Any]) -> tuple[str, str]:

@@ -22,7 +22,8 @@ from millrace.errors import MillraceError, NotTheAuthor, TopologyError
 from millrace.master.scheduling.loop import OFF
 from millrace.model.graph import graph_of, resolve
 from millrace.schedulers.registry import make_scheduler
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 
 if TYPE_CHECKING:
     from millrace.spark.microbatch import MicrobatchEngine

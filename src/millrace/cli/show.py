@@ -8,6 +8,7 @@ from typing import Any
 from millrace.cli.figures import count, megabytes, number_of, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, ranges, task_names
 from millrace.control.migrations import COMPLETED
+from millrace.control.wording import parts_word
 from millrace.errors import UnknownTopology
 
 COUNTED = {"keys": "keys", "dirty": "unsaved"}  # reported by running tasks
@@ -46,9 +47,10 @@ def print_move(move: dict[str, Any]) -> None:
 def print_regroup(change: dict[str, Any]) -> None:
     console = plain_console()
     if not change["groups"]:
-        console.print(f"{change['component']} of {change['topology']} has these key groups where they are wanted already")
+        parts = "splits" if change["splits"] else "key groups"
+        console.print(f"{change['component']} of {change['topology']} has these {parts} where they are wanted already")
         return
-    count = number_of(len(change["groups"]), "key group")
+    count = number_of(len(change["groups"]), "split" if change["splits"] else "key group")
     runs = "when the topology runs" if change["starting"] else "while the stream runs"
     after = f"after a move of {', '.join(change['waits_for'])}" if change["waits_for"] else runs
     when = "with the next batch" if change["batched"] else f"{after}; `moves` shows the progress"
@@ -66,13 +68,15 @@ def print_scale(change: dict[str, Any]) -> None:
     failed = record is not None and record["outcome"] != COMPLETED
     when = " from the next batch on" if change["batched"] else " wanted" if record is None or failed else ""
     for component, tasks in change["to"].items():
-        shared = f", {_shares(change['key_groups'][component])}" if component in change["key_groups"] else ""
+        parts = "splits" if component in change["splits"] else "key groups"
+        shared = f", {_shares(change['key_groups'][component], parts)}" if component in change["key_groups"] else ""
         console.print(f"{component} of {change['topology']}: {change['from'][component]} -> {number_of(tasks, 'task')}{when}"
                       f"{shared}")
     if failed:
         console.print(f"{record['outcome']}: {record['reason']}")
     elif record is not None:
-        moved = number_of(change["key_groups_moved"], "key group")
+        owned = change["key_groups"] or change["to"]
+        moved = f"{count(change['key_groups_moved'])} {parts_word(owned, change['splits'], change['key_groups_moved'])}"
         console.print(f"done in {record['phases_ms']['done'] / 1000:.1f} s; {moved} handed over; longest gap at the sinks "
                       f"{_gap(record['longest_gap_ms'])}, usually {_gap(record['usual_gap_ms'])}")
     elif not change["batched"]:
@@ -83,10 +87,10 @@ def _gap(ms: float | None) -> str:
     return "not measured" if ms is None else f"{ms:.0f} ms"
 
 
-def _shares(owners: list[int]) -> str:
-    """The number of key groups per task, as a range."""
+def _shares(owners: list[int], parts: str) -> str:
+    """The number of key groups or splits per task, as a range."""
     counts = [owners.count(index) for index in sorted(set(owners))]
-    return f"{min(counts)} key groups each" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} key groups each"
+    return f"{min(counts)} {parts} each" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} {parts} each"
 
 
 def _key_groups(owners: list[int]) -> str:
@@ -107,7 +111,8 @@ def print_plan(answer: dict[str, Any]) -> None:
             console.print()
         console.print(_placement(f"{name}: {plan['status']}, plan version {plan['version']}", plan["placement"], answer))
         for component, owners in plan["key_groups"].items():
-            console.print(Hanging(_key_groups(owners), f"  key groups of {component}: "))
+            parts = "splits" if component in plan["splits"] else "key groups"
+            console.print(Hanging(_key_groups(owners), f"  {parts} of {component}: "))
 
 
 def _placement(title: str, placement: dict[str, int], answer: dict[str, Any]) -> Listing:

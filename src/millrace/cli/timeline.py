@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from millrace.cli.record import part_of
 from millrace.errors import BadParameter, MillraceError
 
 FORMATS = (".svg", ".png")
@@ -88,5 +89,6 @@ def _marks(migration: dict[str, Any]) -> list[tuple[str, float, str]]:
 
 
 def _names(moved: list[dict[str, Any]]) -> str:
-    names = [f"{len(move['groups'])} key groups of {move['task']}" if move["groups"] else str(move["task"]) for move in moved]
+    names = [f"{len(move['groups'])} {part_of(move)}s of {move['task']}" if move["groups"] else str(move["task"])
+             for move in moved]
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -11,6 +11,7 @@ from millrace.control.moves import BY_HANDOVER, BY_PERSON, PERSON, Cause
 from millrace.control.waves import Send
 from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
+from millrace.model.elastic_setting import ElasticSetting
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.state.checkpoint import Manifest, TaskRecord
@@ -240,6 +241,14 @@ class Rescaled:
 
 
 @dataclass(frozen=True, slots=True)
+class ElasticChosen:
+    """The topology is scaled by this model from now on; None: it is not scaled by itself."""
+
+    name: str
+    setting: ElasticSetting | None
+
+
+@dataclass(frozen=True, slots=True)
 class BatchBegan:
     """A batch of the topology has begun, under the plan in force."""
 
@@ -278,9 +287,12 @@ class Ticked:
     now: float
 
 
-Event = (WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Submitted | Paused | Unpaused | Killed | Moved
-         | Rebalanced | Withdrawn | Regrouped | Replanned | Rescaled | BatchBegan | BatchCommitted | BatchOver | BatchesEnded
-         | Ticked | WaveRequested | WaveAcked | ManifestStored | ChannelBroke | LongCallsSeen | MoveArmed | MoveTaken)
+# A change of topologies or plans that someone wants: refused by a master that another one has replaced.
+WantedChange = (Submitted | Paused | Unpaused | Moved | Rebalanced | Withdrawn | Regrouped | Replanned | Rescaled
+                | ElasticChosen)
+Event = (WantedChange | WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Killed | BatchBegan | BatchCommitted
+         | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored | ChannelBroke | LongCallsSeen
+         | MoveArmed | MoveTaken)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
 from millrace.control.assignment import Assignment, Place, WorkerAddress, parts_of
+from millrace.control.batch_control import BatchControl
 from millrace.control.events import (
     BatchBegan,
     BatchCommitted,
@@ -18,6 +19,7 @@ from millrace.control.events import (
     ChannelBroke,
     Command,
     Distribute,
+    ElasticChosen,
     Ended,
     Event,
     Killed,
@@ -57,7 +59,6 @@ from millrace.control.submission import (
     check_guarantee,
     check_not_running,
     check_settings,
-    owners_in,
     scaled_note,
     weak_points,
 )
@@ -93,6 +94,7 @@ class MasterState:
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
         self._waves = WaveControl(self)
+        self._batches = BatchControl(self)
         self._handovers = HandoverControl(self)
         self._slots = SlotControl(self, self._handovers, leave_limit, restart_wait)
         self._migrations = MigrationControl(self, self._handovers, self._slots)
@@ -139,16 +141,16 @@ class MasterState:
                 return self._plan_changes.replanned(event)
             case Rescaled():
                 return self._plan_changes.rescaled(event)
+            case ElasticChosen():
+                return self._chosen(event)
             case BatchBegan():
-                self._batched(event.name).in_batch = True
-                return []
+                return self._batches.began(event)
             case BatchCommitted():
-                return self._batch_committed(event)
+                return self._batches.committed(event)
             case BatchOver():
-                self._batched(event.name).in_batch = False
-                return []
+                return self._batches.over(event)
             case BatchesEnded():
-                return self._batches_ended(event)
+                return self._batches.ended(event)
             case Ticked():
                 return self._ticked(event.now)
             case WaveRequested():
@@ -314,9 +316,10 @@ class MasterState:
         graph = event.graph
         self._numbers += 1
         graph = replace(graph, ackers=ackers_for(graph, max(1, len(self.workers))))
-        topology = TopologyState(self._numbers, graph, earlier=event.earlier)
+        elastic = event.checkpoint.elastic if event.checkpoint is not None else None
+        topology = TopologyState(self._numbers, graph, earlier=event.earlier, elastic=elastic)
         if graph.batched:
-            self._prepare_batches(topology, event)
+            self._batches.prepare(topology, event)
         elif graph.waves:
             self._waves.prepare(topology, event)
         self.topologies[graph.name] = topology
@@ -346,6 +349,13 @@ class MasterState:
         topology.ready_at, topology.quiet = self.revision, {}
         return [Say("paused" if paused else "unpaused", name, cause=PERSON), distribute]
 
+    def _chosen(self, event: ElasticChosen) -> list[Command]:
+        topology = self.topology(event.name)
+        topology.elastic = event.setting
+        if topology.waves is not None:
+            topology.waves.request(self._handovers.now)  # a resumed run is to know it
+        return []
+
     def _killed(self, event: Killed) -> list[Command]:
         topology = self.topology(event.name)
         if topology.status == WAITING:
@@ -371,7 +381,7 @@ class MasterState:
 
     def _give_up(self, topology: TopologyState) -> list[Command]:
         """End a killed topology that cannot commit more: its time is up, or its tasks have no slots."""
-        how = _killed_how(topology)
+        how = topology.killed_how
         if topology.batched or (topology.waves is not None and topology.graph.exactly_once):
             topology.uncommitted = how
         return self.end(topology, how)
@@ -390,33 +400,6 @@ class MasterState:
             running = ", ".join(sorted(self.topologies)) or "none"
             raise UnknownTopology(f"no topology named {name!r} is running; running: {running}")
         return self.topologies[name]
-
-    # -- batches -----------------------------------------------------------------------------------------------------
-
-    def _batched(self, name: str) -> TopologyState:
-        topology = self.topology(name)
-        if not topology.batched:
-            raise TopologyError(f"{name!r} runs on resident workers and has no batches")
-        return topology
-
-    def _prepare_batches(self, topology: TopologyState, event: Submitted) -> None:
-        """Set up a topology that runs in batches. Each batch is a wave; epochs rise from run to run as for other waves, so
-        that no name in the store is used twice."""
-        if event.checkpoint is not None:
-            topology.positions = event.checkpoint.positions()
-            topology.key_groups = owners_in(event.checkpoint, event.graph)
-        topology.epoch, topology.checkpoint = max(self.author, event.after[0]) + 1, event.checkpoint
-
-    def _batch_committed(self, event: BatchCommitted) -> list[Command]:
-        topology = self._batched(event.name)
-        topology.checkpoint = event.manifest
-        topology.epoch, topology.positions = event.manifest.epoch, event.manifest.positions()
-        return []
-
-    def _batches_ended(self, event: BatchesEnded) -> list[Command]:
-        topology = self._batched(event.name)
-        topology.uncommitted = event.uncommitted
-        return self.end(topology, event.how)
 
     # -- placement ---------------------------------------------------------------------------------------------------
 
@@ -505,15 +488,3 @@ class MasterState:
 
     def _nodes(self) -> dict[int, str]:
         return {slot: worker.node.name for slot, worker in self.workers.items()}
-
-
-def _killed_how(topology: TopologyState) -> str:
-    if topology.batched:
-        wave = topology.checkpoint.wave if topology.checkpoint is not None else 0
-    elif topology.waves is None:
-        return "killed"
-    else:
-        wave = topology.waves.committed
-    unfinished = sum(topology.in_flight.values())
-    in_flight = f" ({unfinished} tuples were in flight)" if unfinished else ""
-    return f"killed as of wave {wave}: input after it is not committed{in_flight}; --resume continues from there"

@@ -79,9 +79,11 @@ class TaskMove:
     delta_bytes: int = 0
     groups: tuple[int, ...] = ()
     to_task: TaskId | None = None  # None: the task itself
+    splits: bool = False  # the groups are splits of a spout
 
     def to_json(self) -> dict[str, Any]:
-        return {"task": str(self.task), "groups": list(self.groups), "to_task": str(self.to_task or self.task),
+        return {"task": str(self.task), "groups": list(self.groups), "splits": self.splits,
+                "to_task": str(self.to_task or self.task),
                 "from": self.source, "to": self.target, "pause_ms": in_ms(self.pause),
                 "precopied_bytes": self.precopied_bytes, "delta_bytes": self.delta_bytes}
 
@@ -158,7 +160,8 @@ def handed_over(topology: str, version: int, handover: Handover, moves: Iterable
         topology, BY_HANDOVER, causes_of(moves), outcome, reason,
         handover.from_version, version, handover.began, handover.since if handover.phase == SWITCH else None, now,
         tuple(TaskMove(moving.task, moving.old.slot, moving.new.slot, moving.pause if moving.taken else None,
-                       moving.copied_bytes, moving.delta_bytes, moving.groups, moving.target) for moving in moves),
+                       moving.copied_bytes, moving.delta_bytes, moving.groups, moving.target, moving.splits)
+              for moving in moves),
         handover.in_flight, steps=((HAND_OVER, now - handover.began),))
 
 

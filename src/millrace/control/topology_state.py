@@ -16,6 +16,7 @@ from millrace.control.strategies.under_way import MigrationUnderWay
 from millrace.control.topology_status import RUNNING, WAITING, check_transition
 from millrace.control.waves import Waves
 from millrace.errors import TopologyError
+from millrace.model.elastic_setting import ElasticSetting
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.state.checkpoint import Manifest
@@ -55,6 +56,7 @@ class TopologyState:
     handover: Handover = field(default_factory=Handover)
     migration: MigrationUnderWay | None = None  # of tasks, by another strategy than hand-over
     scaling: Scaling | None = None  # the numbers of its tasks are being changed
+    elastic: ElasticSetting | None = None  # the model by which it is scaled; also in the manifests
     held_back: bool = False  # its spouts wait for the migration
     capturing: bool = False  # its tasks keep their input after the next wave, for the migration
     recovery: Recovery | None = None  # tasks are being placed anew after a loss
@@ -125,10 +127,12 @@ class TopologyState:
         left = Counter(task.component for task in self.graph.tasks() if task not in gone)
         self.graph = self.graph.with_par(left)
         for task in gone:
-            for by_task in (self.places, self.homes, self.executed):
-                by_task.pop(task, None)
-            for by_source in (self.positions, self.reached) if task.component not in self.graph.splits else ():
-                by_source.pop(task, None)
+            self.places.pop(task, None)
+            self.homes.pop(task, None)
+            self.executed.pop(task, None)
+            if task.component not in self.graph.splits:  # else these are of splits, which other tasks go on reading
+                self.positions.pop(task, None)
+                self.reached.pop(task, None)
         self.version += 1
         if self.waves is not None:
             self.waves.dismiss(gone)
@@ -142,6 +146,19 @@ class TopologyState:
     def never_repeats(self) -> bool:
         """At most once: a spout continues from its last reported position, even if state is rolled back."""
         return bool(GUARANTEE.of(self.graph.config) == AT_MOST_ONCE)
+
+    @property
+    def killed_how(self) -> str:
+        """The message about its end when it is killed with input that is not committed."""
+        if self.batched:
+            wave = self.checkpoint.wave if self.checkpoint is not None else 0
+        elif self.waves is None:
+            return "killed"
+        else:
+            wave = self.waves.committed
+        unfinished = sum(self.in_flight.values())
+        in_flight = f" ({unfinished} tuples were in flight)" if unfinished else ""
+        return f"killed as of wave {wave}: input after it is not committed{in_flight}; --resume continues from there"
 
     @property
     def restore_point(self) -> tuple[int, int, int]:

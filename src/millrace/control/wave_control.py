@@ -432,4 +432,4 @@ def _manifest(topology: TopologyState, store: Store) -> Manifest:
             records.append(msgspec.structs.replace(whole, blocks={blob: blocks[blob] for blob in needed if blob in blocks}))
     return Manifest(graph.name, store.wave, topology.epoch, graph.key_groups, graph.parallelism, records, 0.0, topology.epoch,
                     topology.offsets, declared=graph.declared, splits=graph.splits,
-                    owners={name: list(owners) for name, owners in topology.key_groups.items()})
+                    owners={name: list(owners) for name, owners in topology.key_groups.items()}, elastic=topology.elastic)

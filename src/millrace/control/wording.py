@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from millrace.model.graph import TaskId
 
@@ -27,10 +27,18 @@ def tasks_listed(tasks: Iterable[TaskId]) -> str:
     return ", ".join(f"{component}[0..{index}]" for component, index in sorted(last.items())) or "none"
 
 
-def groups_named(groups: Iterable[tuple[str, int]]) -> str:
-    """Counts of key groups by component. `groups`: component and key group."""
+def groups_named(groups: Iterable[tuple[str, int]], splits: Container[str]) -> str:
+    """Counts of key groups by component. `groups`: component and key group. `splits`: the spouts, whose key groups are called
+    splits."""
     counts = Counter(component for component, _ in groups)
-    return ", ".join(f"{count} key {'group' if count == 1 else 'groups'} of {name}" for name, count in sorted(counts.items()))
+    return ", ".join(f"{count} {parts_word([name], splits, count)} of {name}" for name, count in sorted(counts.items()))
+
+
+def parts_word(components: Iterable[str], splits: Container[str], count: int = 2) -> str:
+    """The word for what tasks of these components own: bolts have key groups, and spouts splits."""
+    kinds = {name in splits for name in components}
+    words = [*(["key group"] if False in kinds else []), *(["split"] if True in kinds else [])]
+    return " and ".join(f"{word}{'' if count == 1 else 's'}" for word in words)
 
 
 def shown(names: Iterable[str]) -> str:

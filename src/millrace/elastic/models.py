@@ -116,15 +116,23 @@ class PredictiveModel:
         check_installed()
 
     def load(self, network: Network, past: PastRates) -> Network:
+        return under_peaks(network, self.peaks(past))
+
+    def peaks(self, past: PastRates) -> dict[str, float]:
+        """The highest rate of each spout within the horizon, by the forecast. With a season, that may take a second."""
         steps, season = max(1, round(self.horizon / past.seconds)), round(self.season / past.seconds)
-        return network.under({name: max(rate, *forecast(past.rates.get(name, ()) or (rate,), steps, season))
-                              for name, rate in network.offered.items()})
+        return {name: max(forecast(rates, steps, season)) for name, rates in past.rates.items()}
 
     def allocate(self, network: Network, limits: Limits) -> Allocation | Infeasible:
         return allocate(network, limits)
 
     def missed(self, network: Network, par: Mapping[str, int], limits: Limits) -> str:
         return missed_goal(network, par, limits)
+
+
+def under_peaks(network: Network, peaks: Mapping[str, float]) -> Network:
+    """The network under the forecast rates, or the present ones where these are higher or nothing is forecast."""
+    return network.under({name: max(rate, peaks.get(name, rate)) for name, rate in network.offered.items()})
 
 
 MODELS: dict[str, type[Any]] = {"erstream": ErStreamModel, "ds2": Ds2Model, "predictive": PredictiveModel}

@@ -33,8 +33,6 @@ from millrace.control.events import (
     MoveTaken,
     Paused,
     Rebalanced,
-    Regrouped,
-    Replanned,
     Rescaled,
     Say,
     SendWave,
@@ -43,15 +41,15 @@ from millrace.control.events import (
     Submitted,
     Ticked,
     Unpaused,
+    WantedChange,
     WaveAcked,
-    Withdrawn,
     WorkerReported,
 )
 from millrace.control.master_state import MasterState
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.submission import Resume
 from millrace.control.topology_status import STOPPING, WAITING
-from millrace.errors import NotEnoughSlots, NotTheAuthor
+from millrace.errors import NoRoom, NotEnoughSlots, NotTheAuthor
 from millrace.master.batch_log import BatchLog
 from millrace.master.batches import Batching, Enlisted
 from millrace.master.checkpoints.checkpointing import Checkpointing, default_store
@@ -367,12 +365,13 @@ class Master:
 
     def tell(self, event: Event) -> None:
         """Let the state decide, and carry out its commands. Only on the master's thread."""
-        if self.superseded and isinstance(event, Submitted | Paused | Unpaused | Moved | Rebalanced | Withdrawn | Regrouped
-                                          | Replanned | Rescaled):
+        if self.superseded and isinstance(event, WantedChange):
             raise NotTheAuthor(self.superseded)
         try:
             commands = self.state.handle(event, time.monotonic())
         except Exception as error:
+            if isinstance(error, NoRoom):
+                self.capacity.refused(time.monotonic(), error)
             name = self._concerned(event)
             if name is None:
                 raise
@@ -475,6 +474,7 @@ class Master:
         self.batching.logs.pop(name, None)
         self.observed[name] = TopologyObserved(self.state.topologies[name].graph, time.monotonic())
         self.ended.pop(name, None)
+        self.scheduling.elastic.resume(name)
 
     def _taken(self, message: wire.Taken) -> None:
         self.tell(self.scheduling.migrations.taken(message))

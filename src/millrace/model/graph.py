@@ -379,19 +379,22 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         keyed_state=_keeps_state_by_key(spec, component_cls),
         declared=_chosen_par(spec, None, config) if isinstance(spec.par, int) else wanted,
         chosen=par is not None,
-        merges=_declares_merge(spec, component_cls),
+        merges=_declares_merge(component_cls),
         splits=splits,
     )
 
 
-def _declares_merge(spec: ComponentSpec, component_cls: type[Component]) -> bool:
+def _declares_merge(component_cls: type[Component]) -> bool:
+    """True for a bolt with a static method `merge` of two parameters. Anything else of that name is the bolt's own."""
     declared = inspect.getattr_static(component_cls, "merge", None)
-    if declared is None or issubclass(component_cls, Spout):
+    if not isinstance(declared, staticmethod) or issubclass(component_cls, Spout):
         return False
-    if not isinstance(declared, staticmethod | classmethod):
-        raise TopologyError(f"component {spec.label} defines merge, which tasks that send to it call without an instance: put "
-                            "@staticmethod before `def merge(one, other)`, or give it another name")
-    return True
+    try:
+        parameters = inspect.signature(declared.__func__).parameters.values()
+    except ValueError:  # some built-in functions do not tell
+        return False
+    return [parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            for parameter in parameters] == [True, True]
 
 
 def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:

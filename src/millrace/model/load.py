@@ -12,6 +12,8 @@ import msgspec
 from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TaskId
 
+SAMPLED = 61  # tuples of which one is counted by key group; a prime, so that few streams repeat themselves in step with it
+
 
 class Metric(StrEnum):
     """Every metric, by its name in code, API and dashboard, with its unit and a description."""

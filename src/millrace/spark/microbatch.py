@@ -31,7 +31,8 @@ from millrace.spark.cluster.launcher import ship_code
 from millrace.spark.cluster.placement import Placement
 from millrace.spark.dataframes.declared import resolve_dataframes
 from millrace.spark.dataframes.writer import SinkWriter, sink_writers, with_schemas
-from millrace.spark.engine import RunningTopology, check_code, conf_of
+from millrace.spark.engine import check_code, conf_of
+from millrace.spark.running_topology import RunningTopology
 from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master

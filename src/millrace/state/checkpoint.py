@@ -20,6 +20,7 @@ import msgspec
 
 from millrace.config import GUARANTEE, KEY_GROUP_COUNT
 from millrace.errors import CorruptCheckpoint, TopologyError
+from millrace.model.elastic_setting import ElasticSetting
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.state.path_step import path_step
 
@@ -127,6 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     declared: dict[str, int] = {}  # numbers of tasks in the declarations; empty in older manifests
     splits: dict[str, int] = {}  # numbers of splits of the spouts that have some
     owners: dict[str, list[int]] = {}  # of key groups and splits, by component; empty for batches, and in older manifests
+    elastic: ElasticSetting | None = None  # the model by which it is scaled; None: it is not
 
     @property
     def overtook(self) -> bool:
@@ -210,7 +212,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         self._check_splits()
 
     def _check_splits(self) -> None:
-        for name, count in self.splits.items() if self.records else ():
+        if not self.records:  # a fresh start
+            return
+        for name, count in self.splits.items():
             splits = [split for record in self.records if record.component == name for split in record.splits]
             if sorted(splits) != list(range(count)):
                 raise self._unusable(f"it has the splits {sorted(splits)} of {name!r}, which has 0 to {count - 1}")

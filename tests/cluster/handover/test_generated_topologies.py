@@ -4,7 +4,7 @@ and state are exact, and at-least-once output is never short."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
@@ -111,6 +111,22 @@ def run_with_deaths(seed: int, guarantee: str, splits: bool = False) -> None:
     (AT_MOST, 1177)])
 def test_no_death_stalls_a_switch(guarantee: str, seed: int, pages: None) -> None:
     run_with_deaths(seed, guarantee)
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@pytest.mark.parametrize("seed", range(3000, 3003))
+@pytest.mark.parametrize("run", [run_without_faults, run_with_faults, run_with_deaths])
+def test_spouts_with_splits(run: Callable[[int, str, bool], None], seed: int, guarantee: str, pages: None) -> None:
+    """They are scaled, too."""
+    run(seed, guarantee, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST, AT_MOST])
+@pytest.mark.parametrize("seed", range(4000, 4060))
+@pytest.mark.parametrize("run", [run_without_faults, run_with_faults, run_with_deaths])
+def test_more_spouts_with_splits(run: Callable[[int, str, bool], None], seed: int, guarantee: str, pages: None) -> None:
+    run(seed, guarantee, True)
 
 
 @pytest.mark.slow

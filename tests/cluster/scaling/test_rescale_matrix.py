@@ -11,14 +11,16 @@ from millrace.model.plan import fewest_group_moves
 from millrace.testing.local_cluster import LocalCluster
 from support.cluster import slow_parts
 from support.cluster import wave_parts as parts
-from support.cluster.moved_runs import assert_once_in_order, flaws, until_processed
-from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave
+from support.cluster.moved_runs import assert_at_most_once_in_order, assert_once_in_order, flaws, until_processed
+from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, tasks, until_wave
 from support.scaling.scaled_runs import (
     PAIRS,
     ScaledAtLeast,
     ScaledAtMost,
     ScaledExact,
     ScaledSlowly,
+    ScaledSlowlyTracked,
+    ScaledSlowlyUntracked,
     name_of,
     par_of,
     scale,
@@ -99,9 +101,50 @@ def test_a_worker_dies_in_each_phase(topology: Any, grows: bool, few: int, many:
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
-def test_under_back_pressure(few: int, many: int) -> None:
+@pytest.mark.parametrize("grows", [True, False])
+def test_at_most_once_a_death_costs_what_is_in_flight_and_nothing_else(grows: bool, few: int, many: int) -> None:
+    """At most once, a tuple may be lost with a worker, but only one that is on its way when the worker dies. None is processed
+    twice, and what arrives is in order. The worker has no spout: its spout would send again what it has sent since its last
+    report."""
+    before, after = (few, many) if grows else (many, few)
+    for phase in ("grow", "regroup") if grows else ("regroup", "retire"):
+        for steps in (0, 5):
+            parts.forget()
+            cluster = begun(ScaledAtMost, before, workers=4)
+            state = cluster.master.topologies["scaledatmost"]
+            cluster.scale("scaledatmost", **dict.fromkeys(BOLTS, after))
+            cluster.run_until(lambda state=state, phase=phase: state.scaling.phase == phase)  # type: ignore[misc]
+            cluster.step(steps)
+            slot = next(slot for slot in sorted(cluster.workers) if slot not in {task.worker.slot for task in
+                                                                                 tasks(cluster, "numbers")})
+            in_flight = emitted(cluster) - written()
+            cluster.kill(slot)
+            cluster.run(0.05)
+            cluster.start(slot)
+            cluster.run_until(lambda cluster=cluster: scaled(cluster, "scaledatmost"))  # type: ignore[misc]
+            assert all(par_of(cluster, "scaledatmost")[bolt] == after for bolt in BOLTS), "the change continues after a loss"
+            until_processed(cluster)
+            assert_at_most_once_in_order(cluster)
+            lost = set(range(LIMIT)) - written()
+            assert lost <= in_flight, f"{sorted(lost - in_flight)[:5]} were not on their way when the worker died"
+
+
+def emitted(cluster: LocalCluster) -> set[int]:
+    """The numbers that the spouts have sent."""
+    return {task.component.ordinal(position) for task in tasks(cluster, "numbers")
+            for position in range(task.component._next_position)}
+
+
+def written() -> set[int]:
+    """The numbers that have come to the sink."""
+    return {number for _, number, _ in parts.WRITTEN}
+
+
+@pytest.mark.parametrize(("few", "many"), PAIRS)
+@pytest.mark.parametrize("topology", [ScaledSlowly, ScaledSlowlyTracked, ScaledSlowlyUntracked])
+def test_under_back_pressure(topology: Any, few: int, many: int) -> None:
     """The sink takes longer for its rows than the spouts need to send them."""
-    name, cluster = name_of(ScaledSlowly), begun(ScaledSlowly, few, limit=600)
+    name, cluster = name_of(topology), begun(topology, few, limit=600)
     slow_down(cluster, 0.002)
     cluster.run(0.2)
     for par in (many, few):
@@ -110,5 +153,10 @@ def test_under_back_pressure(few: int, many: int) -> None:
         cluster.run(0.2)
     assert not flaws(cluster)
     slow_down(cluster, 0.0)
-    finish(cluster, name)
-    assert_exact(600, 1)
+    if topology is ScaledSlowly:
+        finish(cluster, name)
+        assert_exact(600, 1)
+    else:
+        until_processed(cluster)
+        assert not flaws(cluster)
+        assert_once_in_order(cluster, 600)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.control.events import Paused, Regrouped, Rescaled, Unpaused, Withdrawn
-from millrace.errors import TopologyError
+from millrace.errors import TopologyError, UnknownName
 from millrace.model.graph import TaskId
 from millrace.model.plan import fewest_group_moves
 from millrace.runtime.wire import messages as wire
@@ -185,6 +185,20 @@ def test_messages_are_lost(topology: Any, kind: type) -> None:
     assert scale(cluster, name, {"numbers": 1})["outcome"] == "done", cluster.said
     assert len(lost) == 4 or topology is SplitPlain
     check_once(cluster, topology)
+
+
+def test_messages_and_records_say_splits() -> None:
+    name, cluster = name_of(SplitExact), begun(SplitExact, 2)
+    record = scale(cluster, name, {"numbers": 4})
+    assert all(move["splits"] for move in record["moved"] if move["groups"]) and record["moved"]
+    assert f"{SPLITS // 2} splits handed over" in "".join(cluster.said) and "key group" not in "".join(cluster.said)
+    record = scale(cluster, name, {"numbers": 2, "tally": 4})
+    assert {move["task"].partition("[")[0]: move["splits"] for move in record["moved"] if move["groups"]} == {
+        "numbers": True, "tally": False}
+    assert " key groups and splits handed over" in "".join(cluster.said)
+    with pytest.raises(UnknownName, match=f"'numbers' has no split {SPLITS}; it has 0 to {SPLITS - 1}"):
+        cluster.tell(Regrouped(name, "numbers", {SPLITS: 0}))
+    check_once(cluster, SplitExact)
 
 
 @pytest.mark.parametrize("topology", EVERY)

@@ -9,7 +9,7 @@ import pytest
 
 from millrace.config import CHECKPOINTS, HEARTBEAT_TIMEOUT
 from millrace.errors import NotTheAuthor
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 from millrace.testing.processes import ProcessCluster
 from support.processes.forked import ForkedCluster
 from support.servers.redis_server import RedisServer

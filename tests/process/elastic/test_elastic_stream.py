@@ -14,7 +14,7 @@ import pytest
 from millrace.cli.main import main
 from millrace.master.service import Master
 from millrace.model.graph import graph_of
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 from support.processes.forked import ForkedCluster
 from support.topologies.waiting_service import WaitingService
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from millrace.bench.elastic import run
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 
 
 class OneDecision:

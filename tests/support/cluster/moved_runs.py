@@ -50,17 +50,38 @@ def assert_once_in_order(cluster: LocalCluster, limit: int = LIMIT) -> None:
             latest[key] = count
 
 
-def _assert_received_in_order(spouts: set[int]) -> None:
-    """A bolt gets the rows of a spout in the order of their numbers. The tally gets the rows of a key and a sender in the order
-    in which that sender got them, whichever of its tasks owns the key."""
-    passed, received = defaultdict[tuple[int, str], list[int]](list), defaultdict[tuple[int, str], list[int]](list)
+def assert_at_most_once_in_order(cluster: LocalCluster) -> None:
+    """No row was processed or written twice, and those that arrived are in order. For `AtMost` after a loss of a worker without
+    spouts."""
+    assert max(Counter((key, number) for key, number, _ in parts.WRITTEN).values()) == 1
+    spouts = {task.number for task in tasks(cluster, "numbers")}
+    from_spouts, passed, received = _received(spouts)
+    for (sender, receiver), numbers in from_spouts.items():
+        assert all(one < other for one, other in pairwise(numbers)), f"task {receiver} got rows of spout {sender} out of order"
+    for line, numbers in received.items():
+        sent = iter(passed[line])
+        assert all(number in sent for number in numbers), f"rows of {line} arrived twice, or in the wrong order: {numbers}"
+
+
+def _received(spouts: set[int]) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, str], list[int]],
+                                         dict[tuple[int, str], list[int]]]:
+    """The numbers that came from each spout to each task; those of a key that each task passed on; and those that came from
+    it."""
     from_spouts = defaultdict[tuple[int, int], list[int]](list)
+    passed, received = defaultdict[tuple[int, str], list[int]](list), defaultdict[tuple[int, str], list[int]](list)
     for receiver, sender, key, number in parts.RECEIVED:
         if sender in spouts:
             from_spouts[sender, receiver].append(number)
             passed[receiver, key].append(number)
         else:
             received[sender, key].append(number)
+    return from_spouts, passed, received
+
+
+def _assert_received_in_order(spouts: set[int]) -> None:
+    """A bolt gets the rows of a spout in the order of their numbers. The tally gets the rows of a key and a sender in the order
+    in which that sender got them, whichever of its tasks owns the key."""
+    from_spouts, passed, received = _received(spouts)
     for (sender, receiver), numbers in from_spouts.items():
         wrong = [pair for pair in pairwise(numbers) if pair[0] >= pair[1]]
         assert not wrong, f"task {receiver} got rows of spout {sender} in the wrong order: {wrong[:5]}"

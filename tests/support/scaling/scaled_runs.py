@@ -52,6 +52,26 @@ class ScaledSlowly(Topology):
     ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
 
 
+class ScaledSlowlyTracked(Topology):
+    """The same, at least once."""
+
+    config: ClassVar[dict[str, Any]] = AtLeast.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    tally = Counting.spec(inputs={one: Grouping.fields("key")}, par=3)
+    ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
+class ScaledSlowlyUntracked(Topology):
+    """The same, at most once."""
+
+    config: ClassVar[dict[str, Any]] = AtMost.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    tally = Counting.spec(inputs={one: Grouping.fields("key")}, par=3)
+    ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
 class SlowCounting(Counting):
     def process(self, tup: Tuple) -> None:
         spend(1)

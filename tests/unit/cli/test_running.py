@@ -12,7 +12,7 @@ from millrace.cli import running
 from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, Rates, RunOptions, _stop, run_topology
 from millrace.config import RESIDENT
 from millrace.errors import MillraceError, NotTheAuthor
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 
 
 def status(lines: int, count: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def printed(capsys: Capture) -> str:
 def plan(tasks: int, workers: int, component: str = "count", node: str = "vm") -> dict[str, Any]:
     owners = [group * tasks // 128 for group in range(128)]
     return {"revision": 1, "author": 1, "agents": {node: 0}, "workers": {str(slot): {"node": node} for slot in range(workers)},
-            "topologies": {"words": {"status": "running", "version": 2, "key_groups": {component: owners},
+            "topologies": {"words": {"status": "running", "version": 2, "splits": [], "key_groups": {component: owners},
                                      "placement": {f"{component}[{index}]": index % workers for index in range(tasks)}}}}
 
 
@@ -176,7 +176,7 @@ def test_state_with_long_names(capsys: Capture, live: bool, groups: bool) -> Non
 
 def test_scale(capsys: Capture) -> None:
     answer = {"topology": "wordcount", "from": {"count": 2}, "to": {"count": 3}, "changed": True, "batched": True,
-              "migration": None, "key_groups": {"count": [0] * 43 + [1] * 43 + [2] * 42}}
+              "migration": None, "splits": [], "key_groups": {"count": [0] * 43 + [1] * 43 + [2] * 42}}
     print_scale(answer)
     assert " ".join(printed(capsys).split()) == (
         "count of wordcount: 2 -> 3 tasks from the next batch on, 42 to 43 key groups each")
@@ -187,7 +187,7 @@ def test_scale(capsys: Capture) -> None:
 def test_scale_of_resident_tasks(capsys: Capture) -> None:
     record = {"outcome": "done", "reason": "", "phases_ms": {"done": 412.0}, "longest_gap_ms": 20.0, "usual_gap_ms": None}
     answer = {"topology": "wordcount", "from": {"split": 2}, "to": {"split": 3}, "changed": True, "batched": False,
-              "migration": record, "key_groups": {}, "key_groups_moved": 1}
+              "migration": record, "splits": [], "key_groups": {}, "key_groups_moved": 1}
     print_scale(answer)
     assert " ".join(printed(capsys).split()) == ("split of wordcount: 2 -> 3 tasks done in 0.4 s; 1 key group handed over; "
                                                  "longest gap at the sinks 20 ms, usually not measured")
@@ -195,6 +195,22 @@ def test_scale_of_resident_tasks(capsys: Capture) -> None:
     assert printed(capsys) == "split of wordcount: 2 -> 3 tasks wanted\ncancelled: a wave was not over\n"
     print_scale({**answer, "migration": None})
     assert printed(capsys) == "split of wordcount: 2 -> 3 tasks wanted\nmillrace moves shows the progress\n"
+
+
+def test_spouts_have_splits(capsys: Capture) -> None:
+    record = {"outcome": "done", "reason": "", "phases_ms": {"done": 412.0}, "longest_gap_ms": 20.0, "usual_gap_ms": None}
+    answer = {"topology": "words", "from": {"lines": 2}, "to": {"lines": 4}, "changed": True, "batched": False,
+              "migration": record, "splits": ["lines"], "key_groups": {"lines": [0, 1, 2, 3] * 2}, "key_groups_moved": 4}
+    print_scale(answer)
+    text = " ".join(printed(capsys).split())
+    assert "2 -> 4 tasks, 2 splits each" in text and "; 4 splits handed over;" in text and "key group" not in text
+    both = {**answer, "key_groups": {**answer["key_groups"], "count": [0, 1]}}
+    print_scale({**both, "from": {"lines": 2, "count": 1}, "to": {"lines": 4, "count": 2}})
+    text = " ".join(printed(capsys).split())
+    assert "1 key groups each" in text and "2 splits each" in text and "; 4 key groups and splits handed over;" in text
+    print_regroup({"topology": "words", "component": "lines", "groups": {3: {"from": 0, "to": 1}}, "splits": True,
+                   "batched": False, "waits_for": [], "starting": False})
+    assert printed(capsys).startswith("1 split of lines of words goes to other tasks")
 
 
 def test_a_move(capsys: Capture) -> None:
@@ -216,7 +232,7 @@ def test_a_move(capsys: Capture) -> None:
 
 
 def test_a_change_of_key_groups(capsys: Capture) -> None:
-    answer = {"topology": "words", "component": "count", "groups": {3: {"from": 0, "to": 1}}, "batched": False,
+    answer = {"topology": "words", "component": "count", "groups": {3: {"from": 0, "to": 1}}, "splits": False, "batched": False,
               "waits_for": [], "starting": False}
     print_regroup(answer)
     assert " ".join(printed(capsys).split()) == ("1 key group of count of words goes to other tasks while the stream runs; "

@@ -275,9 +275,36 @@ class Merged(Step):
         return one
 
 
-class MergedOfItsOwn(Step):
+class MergesItself(Step):
     def merge(self, one: Any, other: Any) -> Any:  # type: ignore[override]
         return one
+
+
+class MergesOne(Step):
+    def merge(self, one: Any) -> Any:  # type: ignore[override]
+        return one
+
+
+class MergesByClass(Step):
+    @classmethod
+    def merge(cls, one: Any, other: Any) -> Any:
+        return one
+
+
+class MergesMany(Step):
+    @staticmethod
+    def merge(*rows: Any) -> Any:
+        return rows[0]
+
+
+class MergesThree(Step):
+    @staticmethod
+    def merge(one: Any, other: Any, third: Any = None) -> Any:
+        return one
+
+
+class MergesNothing(Step):
+    merge = {"a": "table"}  # type: ignore[assignment]
 
 
 def merging(bolt: type[Bolt]) -> TopologyGraph:
@@ -291,5 +318,9 @@ def merging(bolt: type[Bolt]) -> TopologyGraph:
 def test_a_bolt_may_declare_how_its_input_is_merged() -> None:
     assert [component.merges for component in merging(Merged).components] == [False, True]
     assert not merging(Step).component("step").merges
-    with pytest.raises(TopologyError, match=r"defines merge, which .* call without an instance: put @staticmethod"):
-        merging(MergedOfItsOwn)
+
+
+@pytest.mark.parametrize("bolt", [MergesItself, MergesOne, MergesByClass, MergesMany, MergesThree, MergesNothing])
+def test_anything_else_named_merge_is_the_bolts_own(bolt: type[Bolt]) -> None:
+    """Bolts of streamparse may have such a method."""
+    assert not merging(bolt).component("step").merges

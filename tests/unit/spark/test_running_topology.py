@@ -13,7 +13,7 @@ from millrace.control.master_state import MasterState
 from millrace.errors import TopologyError, UnknownName
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 
 LINES = ComponentDef("lines", "spout", "m:C", 2, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple", movable=True)
 COUNT = ComponentDef("count", "bolt", "m:C", 2, {}, (), (Input("lines", "default", Grouping.fields("line")),), False, "process")

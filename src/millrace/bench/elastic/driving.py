@@ -17,7 +17,8 @@ from millrace.config import WAVE_INTERVAL
 from millrace.control.migrations import COMPLETED
 from millrace.errors import MillraceError
 from millrace.model.plan import fewest_group_moves
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.elastic import LoadAudit, audit_load
 
 ELASTIC_TOPOLOGY = "elastic"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millrace.bench.elastic.figures import LoopDecision, Par
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 
 STEP_POLICY: Mapping[str, Any] = {"cool_down": 10.0}
 # A day of a few minutes: the loop has to be as much faster than usual.

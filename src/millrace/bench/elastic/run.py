@@ -27,7 +27,8 @@ from millrace.bench.other_engines.spark_common import scratch_directory
 from millrace.bench.results import keep
 from millrace.config import CHECKPOINTS, EXACTLY_ONCE, HISTORY, LOAD_PERIOD, NODE_BY
 from millrace.errors import MillraceError
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 
 STEP, SINE, RESCALE, OTHERS = "step", "sine", "rescale", "others"
 ELASTIC_PARTS = (STEP, SINE, RESCALE, OTHERS)

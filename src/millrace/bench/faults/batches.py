@@ -14,8 +14,8 @@ from millrace.bench.faults.sabotage import HANG, HANG_SECONDS, SLOW, SLOW_SECOND
 from millrace.bench.faults.soak import Soak
 from millrace.bench.faults.surroundings import catches, has_ended, send_signal
 from millrace.master.batch_log import BatchLog
-from millrace.spark.engine import RunningTopology
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.spark.running_topology import RunningTopology
 
 PYTHON = "pyspark.daemon"
 

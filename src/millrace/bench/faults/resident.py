@@ -28,7 +28,8 @@ from millrace.bench.faults.soak import Soak
 from millrace.bench.faults.surroundings import TakenAway, catches, executor_of, has_ended, is_stopped, send_signal
 from millrace.control.waves import CLAIM, IDLE, INIT, Waves
 from millrace.model.graph import TaskId
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 STOPPED_SECONDS = 3.0  # of a stopped process: longer than its heartbeat may be missing

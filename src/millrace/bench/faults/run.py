@@ -41,8 +41,9 @@ from millrace.config import (
 )
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import open_store
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
 from millrace.spark.microbatch import MicrobatchEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 MASTERS = {RESIDENT: ("local-cluster[2,3,700]", 4), MICROBATCH: ("local-cluster[2,2,1024]", 2)}  # with their slots

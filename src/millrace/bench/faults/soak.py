@@ -18,7 +18,7 @@ from millrace.control.topology_status import PAUSED, RUNNING, STARTING
 from millrace.errors import MillraceError
 from millrace.master.service import Master
 from millrace.model.graph import TaskId
-from millrace.spark.engine import RunningTopology
+from millrace.spark.running_topology import RunningTopology
 
 NAME = "words"
 PAUSE_SECONDS = 1.0

@@ -22,7 +22,8 @@ from millrace.bench.topology_runs import END_SECONDS, end_run, window_rates
 from millrace.config import WAVE_INTERVAL
 from millrace.control.topology_status import ENDED
 from millrace.errors import MillraceError
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 WORDS_TOPOLOGY = "words"

@@ -45,7 +45,8 @@ from millrace.control.moves import BY_HANDOVER, BY_ROLLBACK
 from millrace.errors import MillraceError
 from millrace.runtime.checkpoints.store import CheckpointStore
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 from millrace.state.task_state import stored_entries
 from millrace.workloads.audit import AuditResult, audit, true_counts
 from millrace.workloads.notes import NOTE_BYTES

@@ -19,7 +19,8 @@ from millrace.control.migrations import COMPLETED
 from millrace.control.moves import BY_HANDOVER
 from millrace.errors import MillraceError
 from millrace.model.graph import TaskId
-from millrace.spark.engine import ResidentEngine, RunningTopology
+from millrace.spark.engine import ResidentEngine
+from millrace.spark.running_topology import RunningTopology
 
 MEASURED_TOPOLOGY = "measured"
 NOTED_TASKS = 8  # counting tasks of the workload with keyed state

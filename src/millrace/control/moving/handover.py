@@ -104,7 +104,7 @@ class HandoverControl:
         waiting = topology.handover.regrouping
         revised = any(waiting.get(group, Regrouping(owner, cause)).owner != owner for group, owner in owners.items())
         waiting.update((group, Regrouping(owner, cause)) for group, owner in owners.items())
-        queued = self._queued(topology, groups_named(owners), revised, cause, tasks_of(topology, owners))
+        queued = self._queued(topology, groups_named(owners, topology.graph.splits), revised, cause, tasks_of(topology, owners))
         return [*queued, *self.begin(topology)]
 
     def retire(self, topology: TopologyState, tasks: Iterable[TaskId], cause: Cause) -> list[Command]:
@@ -130,7 +130,7 @@ class HandoverControl:
                   and plan.key_groups[name][group] == owners[name][group]]
         dropped = {group: handover.regrouping.pop(group).owner for group in groups}
         said = self._forget_waiting(topology, tasks, NEWER_PLAN)
-        text = f"{groups_named(groups)} not moved: {NEWER_PLAN}"
+        text = f"{groups_named(groups, topology.graph.splits)} not moved: {NEWER_PLAN}"
         said += [Say(text, topology.graph.name, "warning", NEWER_PLAN, tasks_of(topology, dropped))] if groups else []
         unwanted = [moving for moving in handover.batch if moving.cause.who == SCHEDULER and not moving.is_in(plan)]
         stay = [moving for moving in unwanted if moving.stays_in(plan)]
@@ -151,7 +151,8 @@ class HandoverControl:
         waiting, leaving = handover.groups_waiting(task, topology.key_groups), handover.groups_leaving(task)
         for group in waiting:
             del handover.regrouping[group]
-        said = [Say(f"{groups_named(waiting)} not moved: {reason}", topology.graph.name, "warning", reason,
+        named = groups_named(waiting, topology.graph.splits)
+        said = [Say(f"{named} not moved: {reason}", topology.graph.name, "warning", reason,
                     (task,))] if waiting else []
         return [*said, *self._cancel(topology, leaving, reason), *([self._master.distribute()] if leaving else [])]
 
@@ -476,7 +477,8 @@ def tasks_of(topology: TopologyState, owners: Mapping[GroupId, int]) -> tuple[Ta
 
 def _moves_text(moves: Sequence[Moving]) -> str:
     tasks = tasks_named([moving.task for moving in moves if not moving.groups])
-    groups = groups_named((moving.task.component, group) for moving in moves for group in moving.groups)
+    groups = groups_named([(moving.task.component, group) for moving in moves for group in moving.groups],
+                          {moving.task.component for moving in moves if moving.splits})
     return " and ".join(filter(None, (tasks, groups)))
 
 

@@ -27,7 +27,7 @@ from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import Replace
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STARTING
-from millrace.control.wording import counts_named, groups_named, tasks_named, workers_named
+from millrace.control.wording import counts_named, groups_named, parts_word, tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph
@@ -120,16 +120,17 @@ class PlanChanges:
         if moving is None and task not in handover.waiting and not groups and not waiting:
             under_way = {*tasks_in(handover.batch), *handover.waiting, *(TaskId(name, topology.key_groups[name][group])
                                                                          for name, group in handover.regrouping)}
-            raise TopologyError(f"{task} of {event.name!r} is not being moved, and neither are key groups of it; being moved: "
+            parts = parts_word([task.component], topology.graph.splits)
+            raise TopologyError(f"{task} of {event.name!r} is not being moved, and neither are {parts} of it; being moved: "
                                 f"{tasks_named(sorted(under_way)) or 'none'}")
         if handover.phase == SWITCH and (moving is not None or groups):
             if moving is not None:
                 raise TopologyError(f"{task} has begun to switch to worker {moving.new.slot}, which cannot be cancelled. Move "
                                     f"it back to worker {moving.old.slot} when it has arrived")
             switching = [(task.component, group) for each in groups for group in each.groups]
-            one = len(switching) == 1
-            raise TopologyError(f"{groups_named(switching)} {'has' if one else 'have'} begun to switch, which cannot be "
-                                f"cancelled. Give {'it back when it has' if one else 'them back when they have'} arrived")
+            one, named = len(switching) == 1, groups_named(switching, topology.graph.splits)
+            raise TopologyError(f"{named} {'has' if one else 'have'} begun to switch, which cannot be cancelled. "
+                                f"Give {'it back when it has' if one else 'them back when they have'} arrived")
         return [*self._handovers.withdraw(topology, task, CANCELLED_BY_PERSON),
                 *self._handovers.withdraw_groups(topology, task, CANCELLED_BY_PERSON)]
 
@@ -141,10 +142,12 @@ class PlanChanges:
         before = topology.handover.owners_to_be(event.component, topology.key_groups[event.component])
         changed = {group: owner for group, owner in event.owners.items() if before[group] != owner}
         if not changed:
-            return [Say(f"{event.component} has these key groups where they are wanted already", event.name, cause=PERSON)]
+            parts = parts_word([event.component], topology.graph.splits)
+            return [Say(f"{event.component} has these {parts} where they are wanted already", event.name, cause=PERSON)]
         moves = {(event.component, group): owner for group, owner in changed.items()}
         targets = tasks_named(sorted({TaskId(event.component, owner) for owner in changed.values()}))
-        what, tasks = f"{groups_named(moves)} {'goes' if len(moves) == 1 else 'go'} to {targets}", tasks_of(topology, moves)
+        named, tasks = groups_named(moves, topology.graph.splits), tasks_of(topology, moves)
+        what = f"{named} {'goes' if len(moves) == 1 else 'go'} to {targets}"
         if topology.batched:
             owners = tuple(changed.get(group, owner) for group, owner in enumerate(before))
             _take_plan(topology, topology.graph, topology.plan.placement, {**topology.key_groups, event.component: owners})
@@ -179,7 +182,8 @@ class PlanChanges:
             if moves and event.strategy != BY_HANDOVER:
                 commands += self._migrations.requested(Rebalanced(name, moves, event.strategy, event.parameters, cause))
             if groups:
-                commands += [Say(f"{groups_named(groups)} reassigned: {event.reason}", name, cause=str(cause),
+                named = groups_named(groups, topology.graph.splits)
+                commands += [Say(f"{named} reassigned: {event.reason}", name, cause=str(cause),
                                  tasks=tasks_of(topology, groups)),
                              *self._handovers.regroup(topology, groups, cause)]
             if moves and event.strategy == BY_HANDOVER:
@@ -291,14 +295,16 @@ def check_groups(topology: TopologyState, component: str, owners: Mapping[int, i
     definition = topology.graph.component(component)  # UnknownName if there is none
     if component not in topology.key_groups:
         keyed = ", ".join(sorted(topology.key_groups)) or "none"
-        why = "it is declared without splits" if definition.kind == "spout" else "no fields grouping leads to it"
-        raise TopologyError(f"{component!r} has no key groups, because {why}; components that have some: {keyed}")
+        what, why = (("splits", "it is declared without them") if definition.kind == "spout" else
+                     ("key groups", "no fields grouping leads to it"))
+        raise TopologyError(f"{component!r} has no {what}, because {why}; components that have some: {keyed}")
+    parts = parts_word([component], topology.graph.splits)
     if fixed := topology.graph.why_groups_fixed(component):
-        raise TopologyError(f"key groups of {component!r} cannot go to other tasks: {fixed}")
+        raise TopologyError(f"{parts} of {component!r} cannot go to other tasks: {fixed}")
     count = len(topology.key_groups[component])
     for group, owner in owners.items():
         if not 0 <= group < count:
-            raise UnknownName(f"{component!r} has no key group {group}; it has 0 to {count - 1}")
+            raise UnknownName(f"{component!r} has no {parts.removesuffix('s')} {group}; it has 0 to {count - 1}")
         if not 0 <= owner < definition.par:
             raise UnknownName(f"{component!r} has no task {owner}; it has 0 to {definition.par - 1}")
 

@@ -24,8 +24,8 @@ from millrace.control.scaling import BY_SCALING, GROW, HOLD, REGROUP, RETIRE, Sc
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING, STOPPING
 from millrace.control.waves import IDLE
-from millrace.control.wording import counts_named, tasks_named, workers_named
-from millrace.errors import TopologyError
+from millrace.control.wording import counts_named, groups_named, parts_word, tasks_named, workers_named
+from millrace.errors import NoRoom, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan, fewest_group_moves, rescaled_key_groups
 from millrace.model.rescaling import rescaled
@@ -99,7 +99,7 @@ class RescalingControl:
         stay = {task: place.slot for task, place in topology.places.items()}
         result = self._master.placed(graph, Plan(topology.version, stay, topology.key_groups))
         if isinstance(result, CannotPlace):
-            raise TopologyError(f"{graph.name!r} cannot have {what}, and stays as it is: {result.reason}")
+            raise NoRoom(f"{graph.name!r} cannot have {what}, and stays as it is: {result.reason}")
         return result.plans[graph.name].placement if isinstance(result, NewPlan) else stay
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class RescalingControl:
             scaling.enter(RETIRE, self.now)
             return True, []
         if self._tried_enough(scaling):
-            return True, self._stop(topology, scaling, f"{len(left)} key groups were not handed over")
+            return True, self._stop(topology, scaling, f"{groups_named(left, topology.graph.splits)} not handed over")
         if not self._tries_again(scaling):
             return False, []
         return False, self._handovers.regroup(topology, left, scaling.cause)
@@ -237,8 +237,8 @@ class RescalingControl:
 
     def _complete(self, topology: TopologyState, scaling: Scaling) -> list[Command]:
         seconds = self.now - scaling.began
-        moved = scaling.key_groups_moved
-        groups = f", {moved} key {'group' if moved == 1 else 'groups'} handed over" if moved else ""
+        moved, names = scaling.key_groups_moved, {move.task.component for move in scaling.handed_over}
+        groups = f", {moved} {parts_word(names, topology.graph.splits, moved)} handed over" if moved else ""
         record = self._record(topology, COMPLETED, "")
         if topology.waves is not None:
             topology.waves.request(self.now)  # a resumed run is to have these numbers of tasks

@@ -1,8 +1,9 @@
 """Decides how many workers there should be: when Spark is asked for more, and which one is given back.
 
 It neither starts nor ends a worker. Its driver, master/workers/capacity.py, tells it what there is and carries its decisions
-out, one at a time. Workers are added if there are fewer than the minimum, if tasks have no slot, or if workers stay overloaded
-although a scheduler could move their tasks. A worker is given back if it has had no tasks, or little to do, for a while; tasks
+out, one at a time. Workers are added if there are fewer than the minimum, if tasks have no slot, if a topology cannot be scaled
+for want of room, or if workers stay overloaded and a new one would get tasks: a scheduler would move some, or elasticity start
+some. A worker is given back if it has had no tasks, or little to do, for a while; tasks
 that it has must fit on the other workers.
 """
 
@@ -24,6 +25,8 @@ AUTO_OFF = "off"
 BY_CAPACITY = "workers auto"  # the cause of what it changes
 OVERLOADED_WINDOWS = 2  # consecutive windows of overload after which workers are added
 FIRST_PAUSE, LAST_PAUSE = 10.0, 3600.0  # seconds after a request that failed, doubled with each further one
+NOBODY_USES_IT = ("neither a scheduler would move tasks to it, nor elasticity start some there. Choose one with `millrace "
+                  "scheduler set` or `millrace elastic set`")
 LOOKED_AT = 3  # workers with tasks for which it is worked out whether the others have room for these
 
 
@@ -113,11 +116,11 @@ class Workforce:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Ask Spark for so many more workers. `by_load`: a scheduler is to move tasks there."""
+    """Ask Spark for so many more workers. `for_tasks`: tasks are to be placed there; False: the minimum asks for them."""
 
     count: int
     reason: str
-    by_load: bool = False
+    for_tasks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,11 @@ Request = Add | GiveBack
 CapacityDecision = Request | Stay
 
 
-def shortage_of(workers: Sequence[WorkerSeen], nodes: Mapping[str, float], overload: float) -> Shortage | None:
+def shortage_of(workers: Sequence[WorkerSeen], nodes: Mapping[str, float], overload: float, *, moves: bool = True,
+                grows: bool = False) -> Shortage | None:
     """The workers that are missing by the load of a window. A worker that one task alone overloads does not count: no placement
     relieves it. `nodes`: the share of each node's CPU that is in use. `overload`: the share from which on a worker or node is
-    overloaded."""
+    overloaded. `moves`: a scheduler would move tasks to a new worker; `grows`: elasticity would start tasks there."""
     full = [worker for worker in workers if worker.load >= overload > worker.heaviest and worker.tasks > 1]
     crowded = sorted(name for name, used in nodes.items() if used >= overload)
     if not full and not crowded:
@@ -152,7 +156,7 @@ def shortage_of(workers: Sequence[WorkerSeen], nodes: Mapping[str, float], overl
     parts += [f"so are {len(full) - 1} others" if len(full) > 2 else "so is another"] if len(full) > 1 else []
     parts += [f"node {name} uses {nodes[name]:.0%} of its CPU" for name in crowded[:1]]
     missing = math.ceil(sum(worker.load for worker in workers) / max(overload, 0.01)) - len(workers)
-    return Shortage(max(1, missing), ", ".join(parts))
+    return Shortage(max(1, missing), ", ".join(parts), "" if moves or grows else NOBODY_USES_IT)
 
 
 @dataclass(slots=True)
@@ -179,7 +183,7 @@ class WorkerCapacity:
         self._adding, self._giving_back = _Pace(), _Pace()
         self._changed_at = float("-inf")  # time when the number of workers was last changed
         self._quiet_since: dict[int, float] = {}  # slot -> time since which it has had nothing or little to do
-        self._untried: set[int] = set()  # slots added because of load that have had no task yet
+        self._untried: set[int] = set()  # slots added for tasks that have had none yet
         self._overload: Shortage | None = None
         self._windows = 0  # consecutive windows of overload
 
@@ -250,7 +254,7 @@ class WorkerCapacity:
             return Stay(f"{shortage.reason}; a request for more workers waits for the end of a pause", short=not cooling)
         # Spark may have room for some of them: a smaller request follows one that was refused.
         count = max(1, min(shortage.workers, room) >> self._adding.failures)
-        return Add(count, shortage.reason, by_load=shortage is self._overload)
+        return Add(count, shortage.reason, for_tasks=seen.count >= self.settings.min)
 
     def _shrink(self, now: float, seen: Workforce, cooling: bool, too_many: str = "") -> CapacityDecision:
         open_ones = [worker for worker in seen.workers if not worker.stays] if len(seen.workers) > 1 else []
@@ -277,7 +281,7 @@ class WorkerCapacity:
     # -- outcomes of requests ------------------------------------------------------------------------------------------
 
     def added(self, now: float, slots: Collection[int]) -> None:
-        self._untried |= set(slots) if isinstance(self.request, Add) and self.request.by_load else set()
+        self._untried |= set(slots) if isinstance(self.request, Add) and self.request.for_tasks else set()
         self._adding.worked()
         self._over(now)
 

@@ -34,6 +34,7 @@ class _Mark:
     incarnation: int
     queue_length: int
     offered: float | None
+    lag: int
     totals: dict[str, float]
     sent: dict[int, int]
     sent_to_groups: dict[str, list[int]]
@@ -47,7 +48,7 @@ class _Work:
     counts: dict[str, float]
     queue_length: int
     queue_floor: int
-    offered: float
+    offered: float  # below 0 if its lag has become smaller than by what it emitted
     lag: int | None
     latencies: dict[str, LatencyHistogram]
     blocking: bool  # it runs on its own thread: its waiting takes no time of the loop
@@ -89,6 +90,9 @@ class LoadMonitor:
             heavy[name] = _heavy_keys(seen, sent)
             work[name] = {task: self._work(name, task, task_seen, placed[task], topology.graph.component(task.component))
                           for task, task_seen in seen.items()}
+            for spout in topology.graph.spouts:
+                _cut([done for task, done in work[name].items() if task.component == spout.name],
+                     self._lag_given_away(name, spout))
         used = self._used(workers, seconds)
         totals = _totals(work)
         loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name],
@@ -116,18 +120,35 @@ class LoadMonitor:
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
         offered = observed.offered()
-        self._marks[name, task] = _Mark(observed.incarnation, queue, offered, totals, observed.sent(),
+        begins_empty = bool(component.splits) and before is None and self._measures(name, component.name)
+        self._marks[name, task] = _Mark(observed.incarnation, queue, offered, observed.lag or 0, totals, observed.sent(),
                                         observed.sent_to_groups())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(queue, before.queue_length if before else 0)
         if component.kind == "bolt":
             fresh = 0.0
         elif offered is not None and before is not None and before.offered is not None:
-            fresh = max(offered - before.offered, 0.0)
+            fresh = offered - before.offered
+        elif offered is not None and begins_empty:  # its lag is that of the splits which other tasks gave it
+            fresh = offered + (observed.first_lag or 0)
         else:
             fresh = counts["emitted"]
         return _Work(observed.slot, counts, queue, floor, fresh, observed.lag, observed.end_window(), component.blocking,
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
+
+    def _measures(self, name: str, component: str) -> bool:
+        """True if the lag of a task of the component was known before."""
+        return any(mark.offered is not None for (topology, task), mark in self._marks.items()
+                   if topology == name and task.component == component)
+
+    def _lag_given_away(self, name: str, spout: ComponentDef) -> float:
+        """The lag of the tasks that have retired since the last window: others have their splits now."""
+        given = 0.0
+        for (topology, task), mark in self._marks.items():
+            if spout.splits and topology == name and task.component == spout.name and task.index >= spout.par:
+                given += mark.lag
+                mark.offered, mark.lag = mark.offered - mark.lag if mark.offered is not None else None, 0
+        return given
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
         """CPU seconds of each worker in the window. A process that joined in the window may be older: if it has used more than
@@ -178,6 +199,15 @@ class LoadMonitor:
         """Forget a topology that has ended."""
         for key in [key for key in self._marks if key[0] == topology]:
             del self._marks[key]
+
+
+def _cut(tasks: Sequence[_Work], given_away: float) -> None:
+    """Let tasks of a spout have offered 0 at least: not each, but all of them together. A split that goes from one to another
+    takes its lag with it, and that is no new load."""
+    grown = sum(max(work.offered, 0.0) for work in tasks)
+    in_all = max(sum(work.offered for work in tasks) - given_away, 0.0)
+    for work in tasks:
+        work.offered = max(work.offered, 0.0) * _part(in_all, grown)
 
 
 def _totals(work: Mapping[str, Mapping[TaskId, _Work]]) -> dict[int, _WorkerTotals]:

@@ -75,7 +75,8 @@ class TopologyVerbs:
         groups = [group for moving in handover.groups_leaving(task) for group in moving.groups]
         groups += [group for _, group in handover.groups_waiting(task, topology.key_groups)]
         self._tell(Withdrawn(name, task))
-        return {"topology": name, "task": str(task), "groups": sorted(groups), "worker": slot_of(topology, task)}
+        return {"topology": name, "task": str(task), "groups": sorted(groups),
+                "splits": task.component in topology.graph.splits, "worker": slot_of(topology, task)}
 
     def _rebalance(self, request: MasterRequest) -> dict[str, Any]:
         """Migrate a topology. `placement`: the new slot of each task that moves."""
@@ -100,7 +101,7 @@ class TopologyVerbs:
                                   and component in topology.scaling.owners else topology.key_groups[component])
                   for component in owners}
         return {"topology": name, "from": before, "to": par, "version": topology.version, "batched": topology.batched,
-                "changed": before != par, "key_groups": wanted,
+                "changed": before != par, "key_groups": wanted, "splits": sorted(topology.graph.splits.keys() & par.keys()),
                 "key_groups_moved": sum(old != new for component, groups in owners.items()
                                         for old, new in zip(groups, wanted[component])) if topology.batched else 0,
                 "key_groups_minimum": sum(fewest_group_moves(groups, par[component]) for component, groups in owners.items())}
@@ -116,8 +117,8 @@ class TopologyVerbs:
         moved = {group: {"from": before[group], "to": owner} for group, owner in sorted(owners.items())
                  if before[group] != owner}
         waits = any((component, group) in topology.handover.regrouping for group in moved)
-        return {"topology": name, "component": component, "groups": moved, "batched": topology.batched,
-                **_awaited(topology, waits)}
+        return {"topology": name, "component": component, "groups": moved,
+                "splits": component in topology.graph.splits, "batched": topology.batched, **_awaited(topology, waits)}
 
     def _topology_with_components(self, components: Iterable[str]) -> str:
         topologies = {name: {component.name for component in topology.graph.components}

@@ -99,8 +99,8 @@ def moves_of(state: MasterView, now: float, topology: str | None) -> list[dict[s
 
 def _moves(topology: TopologyState, now: float) -> dict[str, Any]:
     handover = topology.handover
-    moving = [{"task": str(moving.task), "groups": list(moving.groups), "to_task": str(moving.target),
-               "from": moving.old.slot, "to": moving.new.slot, "cause": str(moving.cause),
+    moving = [{"task": str(moving.task), "groups": list(moving.groups), "splits": moving.splits,
+               "to_task": str(moving.target), "from": moving.old.slot, "to": moving.new.slot, "cause": str(moving.cause),
                "armed": moving.armed >= handover.base[0], "taken": moving.taken, "precopied_bytes": moving.copied_bytes}
               for moving in handover.batch]
     return {"topology": topology.graph.name, "phase": handover.phase,
@@ -124,8 +124,8 @@ def _migration(topology: TopologyState, now: float) -> dict[str, Any] | None:
 
 
 def _tasks_waiting(topology: TopologyState) -> list[dict[str, Any]]:
-    return [{"task": str(task), "groups": [], "to_task": str(task), "from": topology.places[task].slot, "to": wanted.slot,
-             "cause": str(wanted.cause)} for task, wanted in sorted(topology.handover.waiting.items())
+    return [{"task": str(task), "groups": [], "splits": False, "to_task": str(task), "from": topology.places[task].slot,
+             "to": wanted.slot, "cause": str(wanted.cause)} for task, wanted in sorted(topology.handover.waiting.items())
             if task in topology.places]
 
 
@@ -135,8 +135,9 @@ def _groups_waiting(topology: TopologyState) -> list[dict[str, Any]]:
     for (name, group), wanted in sorted(topology.handover.regrouping.items()):
         source, target = TaskId(name, topology.key_groups[name][group]), TaskId(name, wanted.owner)
         rows.setdefault((source, target, str(wanted.cause)), []).append(group)
-    return [{"task": str(source), "groups": groups, "to_task": str(target), "from": slot_of(topology, source),
-             "to": slot_of(topology, target), "cause": cause} for (source, target, cause), groups in rows.items()]
+    return [{"task": str(source), "groups": groups, "splits": source.component in topology.graph.splits,
+             "to_task": str(target), "from": slot_of(topology, source), "to": slot_of(topology, target), "cause": cause}
+            for (source, target, cause), groups in rows.items()]
 
 
 def slot_of(topology: TopologyState, task: TaskId) -> int | None:

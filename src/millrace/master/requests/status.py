@@ -154,7 +154,8 @@ def plans_of(state: MasterView) -> dict[str, Any]:
     """The current plans, as `plan` prints them."""
     slots = {slot: {"node": worker.node.name, "executor": worker.executor} for slot, worker in sorted(state.workers.items())}
     return {"revision": state.revision, "author": state.author, "agents": state.agents, "workers": slots,
-            "topologies": {name: {"status": topology.status, **topology.plan.to_json()}
+            "topologies": {name: {"status": topology.status, "splits": sorted(topology.graph.splits),
+                                  **topology.plan.to_json()}
                            for name, topology in state.topologies.items()}}
 
 

@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
-from millrace.control.events import Event, Rescaled, Say
+from millrace.control.events import ElasticChosen, Event, Rescaled, Say
 from millrace.control.moves import ELASTIC, PERSON, Cause
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING
@@ -37,9 +38,11 @@ from millrace.elastic.elastic_loop import (
 )
 from millrace.elastic.forecast import check_installed
 from millrace.elastic.measured import MeasuredTopology, measured
-from millrace.elastic.models import PastRates, checked_limits, make_model, model_class
+from millrace.elastic.models import PastRates, PredictiveModel, checked_limits, make_model, model_class
 from millrace.errors import BadParameter, MillraceError, TopologyError, UnknownTopology
+from millrace.master.scheduling.forecasts import Forecasts, PredictiveInBackground
 from millrace.master.state_view import MasterView
+from millrace.model.elastic_setting import ElasticSetting
 from millrace.model.graph import TaskId
 from millrace.model.load import Load
 from millrace.model.prediction import Prediction
@@ -49,6 +52,7 @@ from millrace.schedulers.parameters import described, parameters_of, with_parame
 log = logging.getLogger("millrace.master")
 LIMITS = ("c_max", "t_max_ms")
 NO_MODEL = "off"
+PREDICTIVE = "predictive"  # its forecasts need a library that takes a second to import
 
 
 class ElasticPort(Protocol):
@@ -90,6 +94,11 @@ class Elasticity:
     def window_seconds(self) -> float | None:
         """The longest load window that the loops allow; None if there are none."""
         return min((loop.policy.period for loop in self._loops.values()), default=None)
+
+    @property
+    def grows(self) -> bool:
+        """True if it would start more tasks of a topology."""
+        return any(not loop.policy.dry_run for loop in self._loops.values())
 
     # -- windows -------------------------------------------------------------------------------------------------------
 
@@ -170,35 +179,77 @@ class Elasticity:
         """Scale the topology by this model from now on. `values`: limits, parameters of the model and of the loop, by name.
         Goals that are known to be impossible are refused, and nothing changes. The answer may come later, because a library
         may have to be imported first."""
-        state = self._named(topology)
-        limits, parameters, policy = _sorted(name, values)
+        named = self._named(topology).graph.name
+        _sorted(name, values)
         future: Future[dict[str, Any]] = Future()
 
         def choose() -> None:
-            model = make_model(name, parameters, limits)
-            self._check_possible(state, ElasticChoice(name, parameters_of(model), limits, model))
-            loop = ElasticLoop(state.graph.name, ElasticChoice(name, parameters_of(model), limits, model), policy,
-                               self._numbers)
-            loop.remember(decision for decision in self._past if decision.topology == state.graph.name)
-            self._loops[state.graph.name] = loop
-            shown = limits_shown(_given(limits))
-            self._port.say(Say(f"scaled by {name}{f' ({shown})' if shown else ''} from now on"
-                               f"{', as a dry run' if policy.dry_run else ''}", state.graph.name, cause=PERSON))
-            future.set_result(self.settings(state.graph.name))
+            loop = self._loop(named, name, values)
+            self._check_possible(self._port.state.topology(named), loop.choice)
+            self._port.tell(ElasticChosen(named, _setting(loop)))
+            self._loops[named] = loop
+            self._port.say(Say(f"scaled by {_shown(loop)} from now on", named, cause=PERSON))
+            future.set_result(self.settings(named))
 
-        if name == "predictive":
-            threading.Thread(target=self._imported, args=(choose, future), daemon=True, name="millrace forecast").start()
+        if name == PREDICTIVE:
+            self._when_imported(choose, future.set_exception)
         else:
             choose()
         return future
 
-    def _imported(self, choose: Callable[[], None], future: Future[dict[str, Any]]) -> None:
-        """Import the library for forecasts, on this thread, since the master cannot wait for it."""
-        try:
-            check_installed()
-            self._port.call(choose)
-        except Exception as error:
-            future.set_exception(error)
+    def resume(self, topology: str) -> None:
+        """Scale a topology that has just been submitted by the model of the run that it resumes, if there was one."""
+        state = self._port.state.topologies[topology]
+        setting = state.elastic
+        if setting is None:
+            return
+
+        def go_on() -> None:
+            if self._port.state.topologies.get(topology) is not state or state.elastic is not setting:
+                return  # it has ended, or a user has chosen meanwhile
+            try:
+                self._named(topology)
+                loop = self._loops[topology] = self._loop(topology, setting.model, setting.values)
+            except MillraceError as error:
+                self._port.say(_not_resumed(topology, setting, error))
+            else:
+                self._port.say(Say(f"scaled by {_shown(loop)} again, as in the run that it resumes", topology))
+
+        if setting.model == PREDICTIVE:
+            self._when_imported(go_on, lambda error: self._say_later(_not_resumed(topology, setting, error)))
+        else:
+            go_on()
+
+    def _loop(self, topology: str, name: str, values: Mapping[str, Any]) -> ElasticLoop:
+        """The loop of a topology that is scaled by this model; `BadParameter` if a value is wrong."""
+        limits, parameters, policy = _sorted(name, values)
+        model = made = make_model(name, parameters, limits)
+        if isinstance(made, PredictiveModel):
+            model = PredictiveInBackground(made, Forecasts(made, lambda error: self._no_forecast(topology, error)))
+        loop = ElasticLoop(topology, ElasticChoice(name, parameters_of(made), limits, model), policy, self._numbers)
+        loop.remember(decision for decision in self._past if decision.topology == topology)
+        return loop
+
+    def _no_forecast(self, topology: str, error: Exception) -> None:
+        self._say_later(Say("no forecast can be made, so the present load is used until there is one: "
+                            f"{type(error).__name__}: {error}", topology, "warning"))
+
+    def _say_later(self, message: Say) -> None:
+        """Report something; called on other threads."""
+        with suppress(MillraceError):  # the master is ending
+            self._port.call(lambda: self._port.say(message))
+
+    def _when_imported(self, work: Callable[[], None], failed: Callable[[Exception], Any]) -> None:
+        """Run the work on the master's thread when the library for forecasts is imported, on another thread, since the master
+        cannot wait for it."""
+        def imported() -> None:
+            try:
+                check_installed()
+                self._port.call(work)
+            except Exception as error:
+                failed(error)
+
+        threading.Thread(target=imported, daemon=True, name="millrace forecast").start()
 
     def _check_possible(self, state: TopologyState, choice: ElasticChoice) -> None:
         """Raise `BadParameter` if the present load shows that the goal cannot be reached."""
@@ -219,6 +270,7 @@ class Elasticity:
     def off(self, topology: str | None) -> dict[str, Any]:
         """Leave the numbers of tasks as they are from now on."""
         name = self._named(topology).graph.name
+        self._port.tell(ElasticChosen(name, None))
         if self._loops.pop(name, None) is not None:
             self._port.say(Say("no longer scaled by itself", name, cause=PERSON))
         return self.settings(name)
@@ -278,6 +330,21 @@ def _sorted(name: str, values: Mapping[str, Any]) -> tuple[Limits, dict[str, Any
 
 def _given(limits: Limits) -> dict[str, float]:
     return {key: value for key in LIMITS if (value := getattr(limits, key)) is not None}
+
+
+def _setting(loop: ElasticLoop) -> ElasticSetting:
+    return ElasticSetting(loop.choice.name, {**_given(loop.choice.limits), **loop.choice.parameters,
+                                             **parameters_of(loop.policy)})
+
+
+def _shown(loop: ElasticLoop) -> str:
+    """The model with its limits, as in messages."""
+    limits = limits_shown(_given(loop.choice.limits))
+    return f"{loop.choice.name}{f' ({limits})' if limits else ''}{', as a dry run,' if loop.policy.dry_run else ''}"
+
+
+def _not_resumed(topology: str, setting: ElasticSetting, error: Exception) -> Say:
+    return Say(f"was scaled by {setting.model} in the run that it resumes, and is not now: {error}", topology, "warning")
 
 
 def _settling(topology: TopologyState, load: Load) -> bool:

@@ -141,7 +141,7 @@ class SchedulingLoop:
         self.sample = predicted = self.elastic.predict(sample, self.load)
         self._record(lambda history: history.record_window(predicted))
         self.elastic.end_window(now, predicted)
-        for warning in self.hot_groups.observe({name: state.topologies[name].graph for name in plans}, self.load, plans):
+        for warning in self.hot_groups.observe({name: state.topologies[name].graph for name in plans}, sample.loads, plans):
             self._port.say(warning)
         if self.generator.choice.name == OFF:
             return

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from millrace.control.events import Say
@@ -29,7 +29,7 @@ from millrace.control.scheduling.capacity import (
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import STARTING, STOPPING, WAITING
 from millrace.control.wording import workers_named
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, NoRoom
 from millrace.master.scheduling.loop import OFF, SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.master.workers.pool import WorkerPool
@@ -41,7 +41,7 @@ from millrace.schedulers.base import NewPlan
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.5  # between two decisions
 WAIT_SECONDS = 30.0  # that tasks without a slot wait for workers that Spark restarts by itself
-NO_SCHEDULER = "no scheduler is in use that would move tasks to it. Choose one with `millrace scheduler set`"
+REFUSED_SECONDS = 120.0  # for which a change of parallelism that was refused asks for workers: someone may try again
 
 
 class CapacityPort(Protocol):
@@ -69,6 +69,7 @@ class CapacityLoop:
         self._sample: WindowSample | None = None  # the last one that was looked at
         self._look_at = float("-inf")
         self._waits_since: float | None = None  # time since which tasks have had no slot
+        self._refused: tuple[float, str] | None = None  # until when a change of parallelism asks for workers, and why
         self.trouble = ""
 
     # -- requests of users ---------------------------------------------------------------------------------------------
@@ -118,9 +119,9 @@ class CapacityLoop:
         if generator.cooling(now) or any(load.settling for load in sample.loads.values()):
             return None
         nodes = {name: node.cpu_mhz / node.capacity_mhz for name, node in sample.nodes.items() if node.capacity_mhz > 0}
-        shortage = shortage_of(list(self._workers()), nodes, generator.policy.overload)
-        moves_nothing = generator.choice.name == OFF or generator.policy.dry_run
-        return replace(shortage, useless=NO_SCHEDULER) if shortage is not None and moves_nothing else shortage
+        return shortage_of(list(self._workers()), nodes, generator.policy.overload,
+                           moves=generator.choice.name != OFF and not generator.policy.dry_run,
+                           grows=self._master.scheduling.elastic.grows)
 
     def _seen(self, now: float) -> Workforce:
         supply = self._master.pool.checked()
@@ -143,7 +144,8 @@ class CapacityLoop:
         return "workers are being changed by hand" if self._control.request is None and self._master.pool.under_way else ""
 
     def _unplaced(self, now: float) -> Shortage | None:
-        """The shortage if tasks wait for a slot: those of topologies, or those for which the scheduler in use has none."""
+        """The shortage if tasks wait for a slot: those of topologies, those for which the scheduler in use has none, or those
+        that a topology was not given for want of room."""
         waiting = [name for name, topology in self._master.state.topologies.items() if topology.status == WAITING]
         self._waits_since = (now if self._waits_since is None else self._waits_since) if waiting else None
         if self._waits_since is not None and now - self._waits_since >= WAIT_SECONDS:
@@ -151,7 +153,13 @@ class CapacityLoop:
         scheduling = self._master.scheduling
         if scheduling.unplaced:
             return Shortage(1, f"scheduler {scheduling.generator.choice.name} finds no place: {scheduling.unplaced}")
+        if self._refused is not None and now < self._refused[0]:
+            return Shortage(1, self._refused[1])
         return None
+
+    def refused(self, now: float, error: NoRoom) -> None:
+        """Note that a topology could not be scaled because there was no room for its tasks."""
+        self._refused = now + max(REFUSED_SECONDS, 2 * self._control.settings.cool_down), str(error)
 
     # -- loads ---------------------------------------------------------------------------------------------------------
 
@@ -245,6 +253,7 @@ class CapacityLoop:
             self._master.say(Say(f"worker {request.slot} was given back{executor}", cause=BY_CAPACITY))
         else:
             self._control.added(now, result["slots"])
+            self._refused = None
             self._master.scheduling.workers_joined()
             self._master.say(Say(f"{workers_named(result['slots'])} added", cause=BY_CAPACITY))
 

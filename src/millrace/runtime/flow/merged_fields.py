@@ -18,7 +18,7 @@ from millrace.api.grouping import stable_hash
 from millrace.errors import EmitError
 from millrace.model.graph import resolve
 from millrace.runtime.flow.heavy_keys import HeavyKeys
-from millrace.runtime.flow.routing import ByFields, BySampledFields, KeyMemory, Rows
+from millrace.runtime.flow.routing import ByFields, BySampledFields, CountedKey, KeyMemory, KeySample, Rows
 
 MERGED_SHARE = 1 / 16  # of a sender's tuples from which on those of a key are merged
 
@@ -62,6 +62,7 @@ class ByMergedFields(BySampledFields):
         super().__init__(route, counts, heavy)
         self._merge, self._hot = merge, dict[Any, int]()  # by key: its bucket, after those of the channels
         self._memory = KeyMemory(self._bucket_of)
+        self._batch_sample = KeySample(len(route.owners), heavy, super()._note)  # batches are sent as they are
         self._choose()
 
     def _choose(self) -> None:
@@ -75,7 +76,11 @@ class ByMergedFields(BySampledFields):
         bucket = self._hot.get(key)
         return self._task_of(key) if bucket is None else bucket
 
-    def _note(self, counted: Sequence[tuple[Any, int, int]]) -> None:
+    def count(self) -> None:
+        super().count()
+        self._batch_sample.count()
+
+    def _note(self, counted: Sequence[CountedKey]) -> None:
         """Tuples of hot keys are counted when they are merged."""
         self._choose()
         super()._note([(key, group, count) for key, group, count in counted if key not in self._hot])

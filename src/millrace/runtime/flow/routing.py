@@ -14,13 +14,13 @@ import pyarrow as pa
 from millrace.api.grouping import Grouping, stable_hash
 from millrace.errors import EmitError
 from millrace.model.graph import resolve
+from millrace.model.load import SAMPLED
 from millrace.runtime.flow.heavy_keys import HeavyKeys
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
 
 KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbounded key spaces do not fill memory
-SAMPLED = 61  # tuples of which one is counted by key group; a prime, so that few streams repeat themselves in step with it
 SAMPLE_KEYS = 512  # keys that are counted together
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
@@ -186,39 +186,23 @@ class ByFields(Route):
         return of_distinct[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
-class BySampledFields(ByFields):
-    """Also counts the tuples of each key group by a sample: hashing every key would cost too much. The same sample tells the
-    most frequent keys."""
+CountedKey = tuple[Any, int, int]  # key, key group, tuples of the sample
 
-    def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys) -> None:
-        super().__init__(route.channels, route.positions, route.owners)
-        self._counts, self._heavy, self._key = counts, heavy, itemgetter(*route.positions)
-        self._next = SAMPLED // 2  # tuples before the next one of the sample; from 0, each new plan would add to the counts
-        self._sample: list[Any] = []  # keys that are not counted yet
 
-    def split(self, rows: Rows) -> Parts:
-        if self._next < len(rows):
-            self._take(list(map(self._key, rows[self._next::SAMPLED])))
-        self._next -= len(rows)
-        return super().split(rows)
+class KeySample:
+    """Keys of a sample of tuples. Many are counted together, and told to `heavy` and `note`."""
 
-    def split_batch(self, batch: pa.RecordBatch) -> Parts:
-        if self._next < batch.num_rows:
-            places = pa.array(range(self._next, batch.num_rows, SAMPLED))
-            columns = [values_of(batch.column(position).take(places)) for position in self.positions]
-            self._take(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
-        self._next -= batch.num_rows
-        return super().split_batch(batch)
+    def __init__(self, groups: int, heavy: HeavyKeys, note: Callable[[Sequence[CountedKey]], None]) -> None:
+        self._groups, self._heavy, self._note = groups, heavy, note
+        self._keys: list[Any] = []  # not counted yet
 
-    def _take(self, keys: list[Any]) -> None:
-        self._next += SAMPLED * len(keys)
-        self._sample += keys
-        if len(self._sample) >= SAMPLE_KEYS:
+    def take(self, keys: list[Any]) -> None:
+        self._keys += keys
+        if len(self._keys) >= SAMPLE_KEYS:
             self.count()
 
     def count(self) -> None:
-        """Count the sample: each of its tuples stands for those up to the next."""
-        keys, self._sample, groups = self._sample, [], len(self.owners)
+        keys, self._keys, groups = self._keys, [], self._groups
         try:
             counted = [(key, stable_hash(key) % groups, count) for key, count in Counter(keys).items()]
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
@@ -227,8 +211,41 @@ class BySampledFields(ByFields):
         self._heavy.add(counted)
         self._note(counted)
 
-    def _note(self, counted: Sequence[tuple[Any, int, int]]) -> None:
-        """Count the tuples that are sent: (key, key group, tuples of the sample) for each key."""
+
+class BySampledFields(ByFields):
+    """Also counts the tuples of each key group by a sample: hashing every key would cost too much. The same sample tells the
+    most frequent keys."""
+
+    def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys) -> None:
+        super().__init__(route.channels, route.positions, route.owners)
+        self._counts, self._heavy, self._key = counts, heavy, itemgetter(*route.positions)
+        self._next = SAMPLED // 2  # tuples before the next one of the sample; from 0, each new plan would add to the counts
+        self._sample = self._batch_sample = KeySample(len(route.owners), heavy, self._note)
+
+    def split(self, rows: Rows) -> Parts:
+        if self._next < len(rows):
+            self._take(self._sample, list(map(self._key, rows[self._next::SAMPLED])))
+        self._next -= len(rows)
+        return super().split(rows)
+
+    def split_batch(self, batch: pa.RecordBatch) -> Parts:
+        if self._next < batch.num_rows:
+            places = pa.array(range(self._next, batch.num_rows, SAMPLED))
+            columns = [values_of(batch.column(position).take(places)) for position in self.positions]
+            self._take(self._batch_sample, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)))
+        self._next -= batch.num_rows
+        return super().split_batch(batch)
+
+    def _take(self, sample: KeySample, keys: list[Any]) -> None:
+        self._next += SAMPLED * len(keys)
+        sample.take(keys)
+
+    def count(self) -> None:
+        """Count what was sampled so far."""
+        self._sample.count()
+
+    def _note(self, counted: Sequence[CountedKey]) -> None:
+        """Count the tuples that are sent: each one of the sample stands for those up to the next."""
         for _, group, count in counted:
             self._counts[group] += SAMPLED * count
 

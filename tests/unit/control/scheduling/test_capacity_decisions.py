@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.control.scheduling.capacity import (
+    NOBODY_USES_IT,
     OVERLOADED_WINDOWS,
     Add,
     AutoWorkers,
@@ -59,7 +60,7 @@ def test_one_overloaded_window_is_not_enough() -> None:
     control.window(OVERLOAD)
     assert isinstance(control.decide(1.0, force(*busy(0))), Stay)
     control.window(OVERLOAD)
-    assert control.decide(2.0, force(*busy(0))) == Add(1, OVERLOAD.reason, by_load=True)
+    assert control.decide(2.0, force(*busy(0))) == Add(1, OVERLOAD.reason, for_tasks=True)
 
 
 def test_an_empty_worker_is_used_before_another_one_is_added() -> None:
@@ -161,6 +162,24 @@ def test_the_shortage_by_load() -> None:
     assert shortage_of(busy(0, 1), nodes, 0.9) == Shortage(1, "worker 0 is busy for 95% of the time, so is another")
     assert shortage_of(busy(*range(20)), nodes, 0.9) == Shortage(2, "worker 0 is busy for 95% of the time, so are 19 others")
     assert shortage_of([], {"a": 0.97, "b": 0.1}, 0.9) == Shortage(1, "node a uses 97% of its CPU")
+
+
+@pytest.mark.parametrize(("moves", "grows"), [(True, False), (False, True), (True, True), (False, False)])
+def test_a_shortage_that_nobody_would_make_up_for(moves: bool, grows: bool) -> None:
+    """A new worker gets tasks from a scheduler, or from elasticity."""
+    found = shortage_of(busy(0), {}, 0.9, moves=moves, grows=grows)
+    assert found is not None and found.workers == 1
+    assert found.useless == ("" if moves or grows else NOBODY_USES_IT)
+
+
+def test_a_worker_for_a_scale_that_was_refused_is_not_replaced_at_once_if_it_was_of_no_use() -> None:
+    control, refused = capacity(), Shortage(1, "'t' cannot have work=9")
+    assert control.decide(0.0, force(*busy(0), unplaced=refused)) == Add(1, refused.reason, for_tasks=True)
+    control.added(0.0, [1])
+    assert control.decide(1.0, force(*busy(0), WorkerSeen(1))) == GiveBack(1, "it has had no tasks for 0 s")
+    control.given_back(1.0)
+    assert isinstance(control.decide(1.0, force(*busy(0), unplaced=refused)), Stay)
+    assert isinstance(control.decide(LONG, force(*busy(0), unplaced=refused)), Add)
 
 
 def test_limits_as_users_write_them() -> None:

@@ -119,6 +119,38 @@ def test_what_was_offered_in_all_windows_is_what_came_to_the_source(steps: list[
     assert watched.observed.load(9.0).tasks[A].offered == sum(came)
 
 
+SPLITS = 4
+WINDOW = st.tuples(st.lists(st.integers(0, 50), min_size=SPLITS, max_size=SPLITS),
+                   st.lists(st.integers(0, SPLITS - 1), min_size=SPLITS, max_size=SPLITS), st.integers(1, SPLITS),
+                   st.integers(0, 60))
+
+
+@given(st.lists(WINDOW, min_size=1, max_size=20))
+def test_lag_that_goes_to_other_tasks_with_its_splits_is_no_load(windows: list[tuple[list[int], list[int], int, int]]) -> None:
+    """For each window: the tuples that come to each split, the owners of the splits, the number of tasks, and the tuples that a
+    task takes of each of its splits."""
+    watched = Watched()
+    lags, emitted = [0] * SPLITS, dict.fromkeys(range(SPLITS), 0)
+    watched.places |= {A: 0}
+    watched.report(A, lag=(0, 0))
+    watched.end_window()
+    for arriving, owners, par, taken in windows:
+        spout = replace(GRAPH.component("a"), par=par, splits=SPLITS)
+        watched.observed.follow(replace(GRAPH, components=(spout, *GRAPH.components[1:])))
+        watched.places = {B0: 1, B1: 2, **{TaskId("a", index): 0 for index in range(par)}}
+        for split in range(SPLITS):
+            lags[split] += arriving[split]
+            took = min(taken, lags[split])
+            lags[split] -= took
+            emitted[owners[split] % par] += took
+        for index in range(par):
+            lag = sum(lags[split] for split in range(SPLITS) if owners[split] % par == index)
+            watched.report(TaskId("a", index), emitted=emitted[index], lag=(lag, emitted[index]))
+        tasks = watched.end_window().loads["t"].tasks
+        offered = [tasks[TaskId("a", index)].offered for index in range(par)]
+        assert sum(arriving) - par <= sum(offered) <= sum(arriving) and min(offered) >= 0, "each is rounded down"
+
+
 def test_bolts_are_offered_nothing_and_time_without_credit_is_of_the_window(watched: Watched) -> None:
     watched.report(B0, emitted=50, executed=5, blocked_seconds=0.5)
     watched.end_window()

@@ -129,8 +129,8 @@ def test_key_groups_are_given_to_other_tasks() -> None:
     group, kept = owners.index(0), owners.index(1)
     answer = master.ask("regroup", component="count", owners={str(group): 1, str(kept): 1})
     assert master.events == [Regrouped("words", "count", {group: 1, kept: 1})]
-    assert answer == {"topology": "words", "component": "count", "groups": {group: {"from": 0, "to": 1}}, "batched": False,
-                      "waits_for": [], "starting": False}
+    assert answer == {"topology": "words", "component": "count", "groups": {group: {"from": 0, "to": 1}}, "splits": False,
+                      "batched": False, "waits_for": [], "starting": False}
     again = master.ask("regroup", component="count", owners={str(group): 1})
     assert again["groups"] == {}, "they are on their way"
     back = master.ask("regroup", component="count", owners={str(group): 0}, topology="words")
@@ -148,7 +148,7 @@ def test_key_groups_of_a_task_without_a_worker_can_be_kept(named: dict[str, str]
     assert TaskId("count", 0) not in topology.places
     assert ("count", group) in topology.handover.regrouping
     answer = master.ask("cancel move", task="count[0]", **named)
-    assert answer == {"topology": "words", "task": "count[0]", "groups": [group], "worker": None}
+    assert answer == {"topology": "words", "task": "count[0]", "groups": [group], "splits": False, "worker": None}
     assert topology.handover.at_rest
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millrace.api.grouping import Grouping
-from millrace.control.events import Event, Rescaled, Say
+from millrace.control.events import ElasticChosen, Event, Rescaled, Say
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import RUNNING, STARTING
 from millrace.elastic.elastic_loop import ElasticDecision
@@ -66,6 +66,9 @@ class FakeMaster:
         return self.topologies[name]
 
     def tell(self, event: Event) -> None:
+        if isinstance(event, ElasticChosen):
+            self.topologies[event.name].elastic = event.setting
+            return
         assert isinstance(event, Rescaled)
         if self.refuses:
             raise TopologyError(self.refuses)

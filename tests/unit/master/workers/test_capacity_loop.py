@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.control.events import Say, Submitted, WorkerLost
+from millrace.control.scheduling.capacity import NOBODY_USES_IT
 from millrace.control.scheduling.schedule_generator import Choice, Policy, ScheduleGenerator
-from millrace.errors import BadParameter, MillraceError, NotEnoughSlots, NotTheAuthor
+from millrace.errors import BadParameter, MillraceError, NoRoom, NotEnoughSlots, NotTheAuthor
 from millrace.master.scheduling.loop import NOTHING_CHOSEN
-from millrace.master.workers.capacity import LOOK_SECONDS, WAIT_SECONDS, CapacityLoop
+from millrace.master.workers.capacity import LOOK_SECONDS, REFUSED_SECONDS, WAIT_SECONDS, CapacityLoop
 from millrace.master.workers.pool import WorkerPool
 from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
@@ -31,6 +33,7 @@ class Measured:
         self.generator = ScheduleGenerator(Choice("even", {}, 300.0), Policy())
         self.sample: WindowSample | None = None
         self.asking, self.unplaced, self.told = False, "", 0
+        self.elastic = SimpleNamespace(grows=False)
 
     def workers_joined(self) -> None:
         self.told, self.unplaced = self.told + 1, ""
@@ -151,8 +154,37 @@ def test_without_a_scheduler_that_moves_tasks_no_worker_is_added(generator: Sche
     for _ in range(3):
         master.measured(0.99)
     assert master.slots == [0] and not master.said
-    assert master.capacity.warning == ("worker 0 is busy for 99% of the time; no worker is added: no scheduler is in use that "
-                                       "would move tasks to it. Choose one with `millrace scheduler set`")
+    assert master.capacity.warning == f"worker 0 is busy for 99% of the time; no worker is added: {NOBODY_USES_IT}"
+
+
+def test_without_a_scheduler_elasticity_may_use_a_new_worker() -> None:
+    master = AutoMaster()
+    master.scheduling.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
+    master.scheduling.elastic.grows = True
+    for _ in range(2):
+        master.measured(0.99)
+    assert master.slots == [0, 1] and not master.capacity.warning
+
+
+def test_a_topology_that_was_refused_more_tasks_gets_a_worker_once() -> None:
+    master = AutoMaster()
+    master.measured(0.5)
+    master.capacity.refused(master.now, NoRoom("'words' cannot have out=9, and stays as it is: no slot has room"))
+    master.later(LOOK_SECONDS)
+    assert master.slots == [0, 1]
+    assert master.texts()[0] == ("1 more worker is requested: 'words' cannot have out=9, and stays as it is: no slot has room")
+    for _ in range(10):
+        master.measured(0.5)
+    assert len(master.pool.answers) == 1, "the request was answered"
+
+
+def test_a_refusal_that_nobody_repeats_is_forgotten() -> None:
+    master = AutoMaster(settings={**AUTO, "worker.auto.max": 1})
+    master.capacity.refused(master.now, NoRoom("no slot has room"))
+    master.later(LOOK_SECONDS)
+    assert "no slot has room; no worker is added: there is 1 worker, the maximum" in master.capacity.warning
+    master.later(REFUSED_SECONDS)
+    assert not master.capacity.warning
 
 
 def test_a_scheduler_without_a_place_for_tasks_gets_a_worker() -> None:

@@ -7,10 +7,12 @@ from math import nan
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.api.grouping import stable_hash
 from millrace.errors import TopologyError
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.heavy_keys import ENOUGH, HeavyKeys
@@ -75,6 +77,24 @@ def test_a_hot_key_is_one_tuple_of_a_chunk_and_others_stay() -> None:
     merged.count()
     assert sent["hot"] == SAMPLED == len(saved) and len(sent) == 101 and set(saved) == {299}
     assert counts.sum() == pytest.approx(sent.total(), rel=0.02), "key groups are balanced by what is sent"
+
+
+def test_hot_keys_of_batches_are_counted_though_nothing_is_merged() -> None:
+    """A sender may send both rows and batches."""
+    _, merged, _, saved, counts = routes()
+    rows = [("hot" if number % 4 else f"cold {number}", [number]) for number in range(400)]
+    learn(merged, rows)
+    counts[:], hot = 0, stable_hash("hot") % GROUPS
+    saved.clear()
+    batch = pa.record_batch({"key": [key for key, _ in rows], "numbers": [numbers for _, numbers in rows]})
+    sent = sum(part.num_rows for _ in range(SAMPLED) for _, part in merged.split_batch(batch))
+    merged.count()
+    assert sent == counts.sum() == 400 * SAMPLED and saved == []
+    assert counts[hot] == pytest.approx(SAMPLED * sum(stable_hash(key) % GROUPS == hot for key, _ in rows), rel=0.05)
+    before = counts.copy()
+    chunks = sum(len(part) for _ in range(SAMPLED) for _, part in merged.split(rows))
+    merged.count()
+    assert (counts - before).sum() == pytest.approx(chunks, rel=0.02), "rows are counted as they are merged"
 
 
 def test_keys_that_cool_down_are_merged_no_more_also_when_keys_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
