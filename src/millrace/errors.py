@@ -10,6 +10,7 @@
     ├── MasterUnreachable        the Spark master, or a running Millrace, does not answer
     ├── NotEncrypted             encryption is required, and something would travel between hosts unencrypted
     ├── NotEnoughSlots           fewer workers than requested or needed
+    ├── NoRoom                   tasks that have no place on the present workers (also a TopologyError)
     ├── AddressInUse             a port or socket that another process holds
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
     ├── UnknownTopology          no running topology of that name (also a KeyError)

@@ -254,8 +254,8 @@ def test_regroup(cli: Cli, stream: AuditedStream) -> None:
     first = [group for group, owner in enumerate(owners) if owner == 0][:3]
     items = [f"{group}=1" for group in first]
     answer = value(cli("regroup", "count", *items, "--json"))
-    assert answer == {"topology": "audited", "component": "count", "batched": False, "waits_for": [], "starting": False,
-                      "groups": {str(group): {"from": 0, "to": 1} for group in first}}
+    assert answer == {"topology": "audited", "component": "count", "splits": False, "batched": False, "waits_for": [],
+                      "starting": False, "groups": {str(group): {"from": 0, "to": 1} for group in first}}
     stream.until(lambda: stream.state.handover.at_rest)
     wanted = [1 if group in first else owner for group, owner in enumerate(owners)]
     assert value(cli("plan", "--json"))["topologies"]["audited"]["key_groups"]["count"] == wanted

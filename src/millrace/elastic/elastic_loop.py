@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any
 
-from millrace.elastic.aim import Aim, nearest_aim
 from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted, limits_shown
 from millrace.elastic.models import ElasticModel, PastRates
+from millrace.elastic.nearest_goal import NearestGoal, nearest_goal
 from millrace.elastic.network import Network
 from millrace.schedulers.parameters import check_parameters, parameter
 
@@ -184,19 +184,20 @@ class ElasticLoop:
         network = self.choice.model.load(window.network, self._past(window.seconds))
         rate = network.external_rate
         self._overloaded = self._overloaded + 1 if math.isinf(network.latency(network.present)) else 0
-        aim = nearest_aim(self.choice.model, network, self.choice.limits)
-        beyond = aim if isinstance(aim, Infeasible) else aim.beyond
+        goal = nearest_goal(self.choice.model, network, self.choice.limits)
+        beyond = goal if isinstance(goal, Infeasible) else goal.beyond
         infeasible = self._infeasible(window, rate, beyond)
-        if isinstance(aim, Infeasible):
-            self.standing = _shown(aim)
+        if isinstance(goal, Infeasible):
+            self.standing = _shown(goal)
             self._wanted.append("")
             return infeasible, None
-        self._goal = aim.limits
+        self._goal = goal.limits
         self._measured.append(window.measured_ms)
-        wish = self._wish(aim, window.backlog)
+        wish = self._wish(goal, window.backlog)
         if wish.direction != GROW and not wish.urgent and self._over(window.measured_ms):
             reason = f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}"
-            wish = self._beyond_model(aim, reason) if not wish.direction and self._stays_over() else _Wish("", aim.need, reason)
+            unexplained = not wish.direction and self._stays_over()
+            wish = self._beyond_model(goal, reason) if unexplained else _Wish("", goal.need, reason)
         self._wanted.append(wish.direction)
         held_back = self._held_back(now, wish, network)
         self.standing = f"{f'{_shown(beyond)}; meanwhile: ' if beyond is not None else ''}{held_back or wish.reason}"
@@ -209,9 +210,9 @@ class ElasticLoop:
             0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason, network.present,
             dict(wish.target.par), rate, window.measured_ms, wish.target.predicted_ms))
 
-    def _wish(self, aim: Aim, backlog: Mapping[str, int]) -> _Wish:
+    def _wish(self, goal: NearestGoal, backlog: Mapping[str, int]) -> _Wish:
         """The change that would be good, whether or not it is time for it."""
-        network, need, limits = aim.network, aim.need, aim.limits
+        network, need, limits = goal.network, goal.need, goal.limits
         model, present, policy = self.choice.model, network.present, self.policy
         if missed := model.missed(network, present, limits):
             target = self._with_room(network, need, limits, policy.hysteresis / 2, backlog)
@@ -232,18 +233,18 @@ class ElasticLoop:
         known = [latency for latency in self._measured if latency is not None and self._over(latency)]
         return len(known) == self.policy.patience and known[-1] > (1 - HELPED) * known[0]
 
-    def _beyond_model(self, aim: Aim, reason: str) -> _Wish:
+    def _beyond_model(self, goal: NearestGoal, reason: str) -> _Wish:
         """More tasks than the model asks for: the next allocation that has some, for a larger load."""
-        network, present = aim.network, aim.network.present
+        network, present = goal.network, goal.network.present
         for step in range(1, MOST_STEPS + 1):
-            larger = self.choice.model.allocate(network.scaled(1 + step * STEP), aim.limits)
+            larger = self.choice.model.allocate(network.scaled(1 + step * STEP), goal.limits)
             if not isinstance(larger, Infeasible):
                 par = {name: max(tasks, larger.par[name]) for name, tasks in present.items()}
                 if par != present:
                     target = replace(larger, par=par, predicted_ms=_predicted(network, par))
                     return _Wish(GROW, target, f"{reason}: {target.instances} instances are for {step * STEP:.0%} more load",
                                  urgent=True, beyond_model=True)
-        return _Wish("", aim.need, reason)
+        return _Wish("", goal.need, reason)
 
     def _with_room(self, network: Network, need: Allocation, limits: Limits, room: float,
                    backlog: Mapping[str, int] | None = None) -> Allocation:

@@ -1,4 +1,4 @@
-"""The aim of the elastic loop under the present load: the goal or, if it is infeasible, the part that can be reached."""
+"""The goal that the elastic loop can reach under the present load: the one that was set, or the nearest that is feasible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALVINGS = 12  # of the load, to find the largest part that can be carried
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class NearestGoal:
     """A feasible goal, with the load and the allocation for it. `beyond`: why it is less than the goal that was set."""
 
     network: Network
@@ -22,31 +22,31 @@ class Aim:
     beyond: Infeasible | None = None
 
 
-def nearest_aim(model: ElasticModel, network: Network, limits: Limits) -> Aim | Infeasible:
+def nearest_goal(model: ElasticModel, network: Network, limits: Limits) -> NearestGoal | Infeasible:
     """The goal if it is feasible; otherwise the same load with a longer latency, or the largest part of the load that tasks
     can carry, whatever the latency."""
     need = model.allocate(network, limits)
     if not isinstance(need, Infeasible):
-        return Aim(network, limits, need)
+        return NearestGoal(network, limits, need)
     later = replace(limits, t_max_ms=need.nearest["t_max_ms"] * (1 + LATENCY_ROOM)) if "t_max_ms" in need.nearest else None
-    nearest = _aim(model, network, later) if later is not None else None
+    nearest = _feasible_goal(model, network, later) if later is not None else None
     if nearest is None:
         nearest = _carried(model, network, replace(limits, t_max_ms=None))
     return need if nearest is None else replace(nearest, beyond=need)
 
 
-def _carried(model: ElasticModel, network: Network, limits: Limits) -> Aim | None:
-    """The aim for the largest part of the load that is feasible."""
-    if (whole := _aim(model, network, limits)) is not None:
+def _carried(model: ElasticModel, network: Network, limits: Limits) -> NearestGoal | None:
+    """The goal for the largest part of the load that is feasible."""
+    if (whole := _feasible_goal(model, network, limits)) is not None:
         return whole
     best, low, high = None, 0.0, 1.0  # shares of the load: the higher is infeasible
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        found = _aim(model, network.scaled(middle), limits)
+        found = _feasible_goal(model, network.scaled(middle), limits)
         best, low, high = (best, low, middle) if found is None else (found, middle, high)
     return best
 
 
-def _aim(model: ElasticModel, network: Network, limits: Limits) -> Aim | None:
+def _feasible_goal(model: ElasticModel, network: Network, limits: Limits) -> NearestGoal | None:
     need = model.allocate(network, limits)
-    return None if isinstance(need, Infeasible) else Aim(network, limits, need)
+    return None if isinstance(need, Infeasible) else NearestGoal(network, limits, need)
