@@ -22,7 +22,7 @@ OneOfThem = Annotated[str | None, typer.Option("--topology", metavar="NAME", hel
 @elastic_app.command("list")
 def list_models(as_json: Json = False) -> None:
     """List the models, with goals and parameters."""
-    from millrace.elastic.elastic_loop import ElasticPolicy
+    from millrace.elastic.elastic_policy import ElasticPolicy
     from millrace.elastic.models import MODELS
     from millrace.schedulers.parameters import described
 

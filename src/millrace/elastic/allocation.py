@@ -58,7 +58,7 @@ def allocate(network: Network, limits: Limits) -> Allocation | Infeasible:
     rates = network.rates()
     for station in network.stations:
         if (needed := fewest_tasks(station, rates[station.name])) > station.most:
-            return Infeasible(_too_many(station, rates[station.name], needed))
+            return Infeasible(_too_many(network, station, rates[station.name], needed))
     growth = _Growth(network, rates)
     c_max, t_max = limits.c_max, limits.t_max_ms
     if c_max is not None and growth.instances > c_max:
@@ -120,11 +120,18 @@ def rounded_up(milliseconds: float) -> float:
     return math.ceil(milliseconds * 1000 + 1e-6) / 1000
 
 
-def _too_many(station: Station, rate: float, needed: int) -> str:
+def carried(network: Network, station: Station, rate: float) -> str:
+    """In words, the load that a station at its limit can carry. `rate`: of the tuples that arrive there."""
+    most = station.most * station.service_rate
+    return f"it carries less than {most:,.1f}, and the topology less than {network.external_rate * most / rate:,.1f}"
+
+
+def _too_many(network: Network, station: Station, rate: float, needed: int) -> str:
     """The reason why a station cannot keep up."""
     room = "cannot be scaled and has" if station.least == station.most else "can have at most"
     return (f"{station.name!r} {room} {station.most} {'task' if station.most == 1 else 'tasks'}, and {needed} are the fewest "
-            f"that keep up with its {rate:,.1f} tuples/s: one task processes {station.service_rate:,.1f}")
+            f"that keep up with its {rate:,.1f} tuples/s: one task processes {station.service_rate:,.1f}, so that "
+            f"{carried(network, station, rate)}")
 
 
 class _Growth:

@@ -1,8 +1,8 @@
 """The elastic loop of one topology: decides when the numbers of tasks change, and records what was expected and what came of
 it.
 
-It neither measures nor scales. Its driver calls `end_window` after each load window; if the decision's outcome is `enacted`, it
-has the master scale the topology and calls `enacted` or `refused`.
+It neither measures nor scales. Its driver calls `end_window` after each load window, which may be shorter than its own; if the
+decision's outcome is `enacted`, it has the master scale the topology and calls `enacted` or `refused`.
 
 - Growth is urgent: it happens if the present tasks miss the goal in each of the last `settle_windows` windows. Its target has
   half of `hysteresis` to spare.
@@ -10,9 +10,12 @@ has the master scale the topology and calls `enacted` or `refused`.
   windows in a row.
 - Nothing changes while tasks start or move, during the cool-down, or while the load changes much from window to window; except
   that tasks which cannot keep up in any of the windows grow also then.
-- A decision that did not help is not taken again under a similar load.
+- A decision that did not help is not taken again under a similar load for `retry_after` seconds. Fewer tasks are judged by the
+  median of the windows since, so that one bad window decides nothing.
 - If the measured latency stays above the goal though the model finds it met, the model is wrong, and tasks are added as for
-  more load. Fewer are not tried again under such a load.
+  more load. Fewer are not tried again under such a load for as long.
+- While a backlog waits at the sources, no task ends, even if nothing more is offered. A backlog that does not fall makes tasks
+  grow by at most a quarter of the load that was carried when it was seen.
 - While the goal is out of reach, that is reported once, and the loop works towards the nearest one that can be reached.
 """
 
@@ -23,45 +26,26 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, takewhile
+from statistics import median, median_low
 from typing import Any
 
 from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted, limits_shown
-from millrace.elastic.models import ElasticModel, PastRates
+from millrace.elastic.elastic_policy import ElasticPolicy
+from millrace.elastic.elastic_window import ElasticWindow, JoinedWindows
+from millrace.elastic.kept_rates import KeptRates
+from millrace.elastic.models import ElasticModel
 from millrace.elastic.nearest_goal import NearestGoal, nearest_goal
 from millrace.elastic.network import Network
-from millrace.schedulers.parameters import check_parameters, parameter
 
 ELASTIC_DECISIONS_KEPT = 200
-WINDOWS_KEPT = 360  # of offered rates, for forecasts
 SIMILAR = 0.25  # share by which two loads may differ and count as alike
 ONLY_A_LITTLE = 0.1  # the same, for tasks that cannot keep up
 HELPED = 0.05  # share by which the latency must fall if growth is to count as a help
-MOST_CATCH_UP = 0.25  # share of the offered rate that may be added for a backlog
+MOST_CATCH_UP = 0.25  # share of the load that may be added for a backlog
 STEP, MOST_STEPS = 0.05, 20  # of load, by which tasks are added that the model does not ask for
 SCALES, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
+SUPERSEDED = "superseded"  # carried out, and changed by somebody else before its effect was known
 GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
-
-
-@dataclass(frozen=True)
-class ElasticPolicy:
-    """Settings of the loop, common to all models."""
-
-    period: float = parameter(5.0, "Length of a load window in seconds, unless windows are shorter anyway.", low=0.1, high=3600)
-    cool_down: float = parameter(20.0, "Seconds after a change of parallelism before the next one.", low=0)
-    settle_windows: int = parameter(2, "Load windows in a row that must call for more tasks.", low=1, high=100)
-    patience: int = parameter(6, "Load windows in a row that must call for fewer or other tasks.", low=1, high=1000)
-    steady: float = parameter(0.25, "Share by which the offered rate may change within these windows.", low=0.01, high=10)
-    hysteresis: float = parameter(0.1, "Share of additional load with which the goal must be met, too, before tasks end.",
-                                  low=0.0, high=2.0)
-    min_gain: float = parameter(0.1, "Share by which the latency must fall if as many tasks are to be distributed otherwise.",
-                                low=0.0, high=1.0)
-    max_shrink: float = parameter(0.5, "Share of a component's tasks that may end at once.", low=0.01, high=1.0)
-    catch_up: float = parameter(30.0, "Seconds in which a backlog at the sources should be worked off, as far as a quarter "
-                                      "more capacity can.", low=1.0)
-    dry_run: bool = parameter(False, "Report decisions without carrying them out.")
-
-    def __post_init__(self) -> None:
-        check_parameters(self)
 
 
 @dataclass(frozen=True)
@@ -108,21 +92,6 @@ class ElasticDecision:
         return cls(**{name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None})
 
 
-@dataclass(frozen=True, slots=True)
-class ElasticWindow:
-    """One load window: the network with its corrections, the measured latency of the topology, tuples that wait at its sources
-    (`backlog`), and reasons why the window does
-    not count: `settling` (tasks were started or moved in it) and `busy`, which says what is under way; empty if nothing is."""
-
-    at: float  # unix time
-    seconds: float
-    network: Network
-    measured_ms: float | None = None
-    backlog: Mapping[str, int] = field(default_factory=dict)
-    settling: bool = False
-    busy: str = ""
-
-
 class ElasticLoop:
     """Times are passed in with every call, and are of the master's clock. `numbers`: of its decisions, shared with the loops of
     other topologies."""
@@ -136,13 +105,19 @@ class ElasticLoop:
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the decision whose effect is not measured yet
         self._settled = 0  # windows since the last change that count
-        self._offered: deque[dict[str, float]] = deque(maxlen=WINDOWS_KEPT)
-        # directions of the last windows, "" for none
-        self._wanted: deque[str] = deque(maxlen=max(policy.settle_windows, policy.patience))
+        self._since: deque[float] = deque(maxlen=max(policy.settle_windows, policy.patience))  # latencies measured in them
+        self._windows = JoinedWindows(policy.period)
+        self._offered = KeptRates(policy.period, choice.parameters.get("season", 0.0))
+        longest = max(policy.settle_windows, policy.patience)
+        self._wanted: deque[str] = deque(maxlen=longest)  # directions of the last windows, "" for none
+        self._rates: deque[float] = deque(maxlen=longest)  # of all spouts together, in the last windows that count
         self._chosen_after = 0  # number of the last decision before the model was chosen
         self._overloaded = 0  # windows in a row in which the present tasks could not keep up
         self._measured: deque[float | None] = deque(maxlen=policy.patience)  # latencies of the last windows
-        self._too_few: deque[tuple[Mapping[str, int], float]] = deque(maxlen=ELASTIC_DECISIONS_KEPT)  # with the offered rate
+        self._backlogs: deque[int] = deque(maxlen=policy.patience)  # tuples that waited in the last windows
+        self._before_growth: dict[str, float] | None = None  # rates of the spouts when tasks first grew for the backlog
+        # numbers of tasks, with the offered rate and the time
+        self._too_few: deque[tuple[Mapping[str, int], float, float]] = deque(maxlen=ELASTIC_DECISIONS_KEPT)
         self._present: dict[str, int] | None = None  # numbers of tasks in the last window
         self._goal = choice.limits  # or the nearest that can be reached
         self._reported: float | None = None  # the offered rate for which the goal was reported to be out of reach
@@ -157,31 +132,45 @@ class ElasticLoop:
 
     def end_window(self, now: float, window: ElasticWindow) -> list[ElasticDecision]:
         """The decisions of this window: an earlier one whose effect is known now, a goal that cannot be reached, and a new one.
-        If the latter's outcome is `enacted`, the topology is to be scaled."""
-        self._offered.append(dict(window.network.offered))
+        If the latter's outcome is `enacted`, the topology is to be scaled. A window shorter than the period is joined with the
+        next ones, and nothing is decided before."""
+        joined = self._windows.add(window)
+        return self._end_own_window(now, joined) if joined is not None else []
+
+    def _end_own_window(self, now: float, window: ElasticWindow) -> list[ElasticDecision]:
+        self._offered.add(window.seconds, window.network.offered)
         if self._present != window.network.present:  # earlier windows say nothing about these
             self._present = window.network.present
             self._count_anew()
         if window.busy or window.settling:
-            self._settled = 0
+            self._settle_anew()
             self.standing = window.busy or "tasks have just been started or moved"
             return []
         self._settled += 1
+        if window.measured_ms is not None:
+            self._since.append(window.measured_ms)
+        self._rates.append(sum(window.rates.values()) if window.waiting else window.network.external_rate)
         known = self._observed(window)
         infeasible, new = self._decided(now, window)
         if known is None and new is not None and new.outcome == SCALES:
             known = self._revoked(new)
         return [decision for decision in (known, infeasible, new) if decision is not None]
 
+    def _settle_anew(self) -> None:
+        """Forget the windows since the last change."""
+        self._settled = 0
+        self._since.clear()
+
     def _count_anew(self) -> None:
         """Forget the windows that called for a change."""
         self._overloaded = 0
         self._wanted.clear()
         self._measured.clear()
+        self._backlogs.clear()
 
     def _decided(self, now: float, window: ElasticWindow) -> tuple[ElasticDecision | None, ElasticDecision | None]:
         """The decision that the goal cannot be reached, and the one for other numbers of tasks."""
-        network = self.choice.model.load(window.network, self._past(window.seconds))
+        network = self.choice.model.load(window.network, self._offered.past)
         rate = network.external_rate
         self._overloaded = self._overloaded + 1 if math.isinf(network.latency(network.present)) else 0
         goal = nearest_goal(self.choice.model, network, self.choice.limits)
@@ -193,31 +182,41 @@ class ElasticLoop:
             return infeasible, None
         self._goal = goal.limits
         self._measured.append(window.measured_ms)
-        wish = self._wish(goal, window.backlog)
-        if wish.direction != GROW and not wish.urgent and self._over(window.measured_ms):
-            reason = f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}"
-            unexplained = not wish.direction and self._stays_over()
-            wish = self._beyond_model(goal, reason) if unexplained else _Wish("", goal.need, reason)
+        self._backlogs.append(window.waiting)
+        wish = self._wish_behind(network, goal, window) if window.waiting else self._wish_measured(goal, window)
         self._wanted.append(wish.direction)
-        held_back = self._held_back(now, wish, network)
+        if not window.waiting:
+            self._before_growth = None
+        held_back = self._held_back(now, window.at, wish, network)
         self.standing = f"{f'{_shown(beyond)}; meanwhile: ' if beyond is not None else ''}{held_back or wish.reason}"
         if not wish.direction or held_back:
             return infeasible, None
+        if window.waiting and wish.direction == GROW and self._before_growth is None:
+            self._before_growth = window.rates
         outcome = ADVISED_ONLY if self.policy.dry_run else SCALES
         if wish.beyond_model:
-            self._too_few.append((network.present, rate))
+            self._too_few.append((network.present, rate, window.at))
         return infeasible, self._new(ElasticDecision(
             0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason, network.present,
             dict(wish.target.par), rate, window.measured_ms, wish.target.predicted_ms))
 
-    def _wish(self, goal: NearestGoal, backlog: Mapping[str, int]) -> _Wish:
-        """The change that would be good, whether or not it is time for it."""
+    def _wish_measured(self, goal: NearestGoal, window: ElasticWindow) -> _Wish:
+        """The change that would be good by the model and by the measured latency."""
+        wish = self._wish(goal)
+        if wish.direction == GROW or wish.urgent or not self._over(window.measured_ms):
+            return wish
+        reason = f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}"
+        unexplained = not wish.direction and self._stays_over()
+        return self._beyond_model(goal, reason) if unexplained else _Wish("", goal.need, reason)
+
+    def _wish(self, goal: NearestGoal) -> _Wish:
+        """The change that would be good by the model, whether or not it is time for it."""
         network, need, limits = goal.network, goal.need, goal.limits
         model, present, policy = self.choice.model, network.present, self.policy
         if missed := model.missed(network, present, limits):
-            target = self._with_room(network, need, limits, policy.hysteresis / 2, backlog)
+            target = self._with_room(goal, policy.hysteresis / 2)
             return _Wish(_direction(present, target), target, f"{missed}: {target.reason}", urgent=True)
-        target = self._bounded(network, self._with_room(network, need, limits, policy.hysteresis))
+        target = self._bounded(network, self._with_room(goal, policy.hysteresis))
         if target.instances < sum(present.values()) and not model.missed(network, target.par, limits):
             return _Wish(SHRINK, target, f"{sum(present.values())} instances are more than needed: {target.reason}")
         now_ms = network.latency(present) * 1000
@@ -226,6 +225,38 @@ class ElasticLoop:
             better = f"{now_ms:.1f} ms could become {need.predicted_ms:.1f} ms: {need.reason}"
             return _Wish(_direction(present, need), need, better)
         return _Wish("", need, f"{counted(present)} meet the goal")
+
+    def _wish_behind(self, network: Network, goal: NearestGoal, window: ElasticWindow) -> _Wish:
+        """The change that would be good while a backlog waits: no fewer tasks, except where c_max demands it. `network`: under
+        the offered load."""
+        model, present = self.choice.model, network.present
+        waiting = f"{window.waiting:,} tuples wait at the sources"
+        drain = nearest_goal(model, network.under(self._catch_up_rates(network, window)), self.choice.limits)
+        if isinstance(drain, Infeasible):
+            drain = goal
+        stands = self._stands()
+        missed = model.missed(goal.network, present, goal.limits)
+        if not missed and stands:
+            missed = model.missed(drain.network, present, drain.limits)
+        if missed:
+            target = _no_fewer(drain, self._with_room(drain, self.policy.hysteresis / 2))
+            return _Wish(_direction(present, target), target, f"{missed}, and {waiting}: {target.reason}", urgent=True)
+        if stands and not window.draining:
+            return self._beyond_model(goal, f"{waiting} and do not become fewer, though {counted(present)} meet the goal")
+        return _Wish("", drain.need, f"{waiting} and are worked off")
+
+    def _catch_up_rates(self, network: Network, window: ElasticWindow) -> dict[str, float]:
+        """The rates of the spouts for which tasks are sized while a backlog waits. They do not rise with the growth for it,
+        or it would never end: a source with a backlog emits whatever the tasks can process."""
+        known = window.rates if self._before_growth is None else self._before_growth
+        rates = {name: max(offered, known.get(name, 0.0)) for name, offered in network.offered.items()}
+        return {name: rate + min(window.backlog.get(name, 0) / self.policy.catch_up, MOST_CATCH_UP * rate)
+                for name, rate in rates.items()}
+
+    def _stands(self) -> bool:
+        """True if a backlog has waited in all of the last windows and does not fall."""
+        known = self._backlogs
+        return len(known) == self.policy.patience and min(known) > 0 and known[-1] > (1 - HELPED) * known[0]
 
     def _stays_over(self) -> bool:
         """True if the measured latency is above the goal in all of the last windows, and does not fall, as it would while a
@@ -246,14 +277,10 @@ class ElasticLoop:
                                  urgent=True, beyond_model=True)
         return _Wish("", goal.need, reason)
 
-    def _with_room(self, network: Network, need: Allocation, limits: Limits, room: float,
-                   backlog: Mapping[str, int] | None = None) -> Allocation:
-        """The allocation for `room` more load and a backlog, or for the load as it is if that is not possible."""
-        catch_up = {name: min(tuples / self.policy.catch_up, MOST_CATCH_UP * network.offered.get(name, 0.0))
-                    for name, tuples in (backlog or {}).items()}
-        more = network.under({name: rate * (1 + room) + catch_up.get(name, 0.0) for name, rate in network.offered.items()})
-        roomy = self.choice.model.allocate(more, limits)
-        return need if isinstance(roomy, Infeasible) else replace(roomy, predicted_ms=_predicted(network, roomy.par))
+    def _with_room(self, goal: NearestGoal, room: float) -> Allocation:
+        """The allocation for `room` more load, or for the load as it is if that is not possible."""
+        roomy = self.choice.model.allocate(goal.network.scaled(1 + room), goal.limits)
+        return goal.need if isinstance(roomy, Infeasible) else replace(roomy, predicted_ms=_predicted(goal.network, roomy.par))
 
     def _bounded(self, network: Network, target: Allocation) -> Allocation:
         """The target, with as many tasks fewer as may end at once."""
@@ -263,8 +290,8 @@ class ElasticLoop:
 
     # -- reasons to wait -----------------------------------------------------------------------------------------------
 
-    def _held_back(self, now: float, wish: _Wish, network: Network) -> str:
-        """The reason why the wish is not granted yet; empty if it is."""
+    def _held_back(self, now: float, at: float, wish: _Wish, network: Network) -> str:
+        """The reason why the wish is not granted yet; empty if it is. `at`: unix time."""
         if not wish.direction:
             return ""
         policy = self.policy
@@ -274,24 +301,28 @@ class ElasticLoop:
         same = len(list(takewhile(lambda wanted: wanted == wish.direction, reversed(self._wanted))))
         if same < needed:
             return f"{wish.direction} to {counted(wish.target.par)} wanted for {same} of {needed} windows"
-        rates = [sum(rates.values()) for rates in list(self._offered)[-needed:]]
+        rates = list(self._rates)[-needed:]
         if self._overloaded < needed and max(rates) > (1 + policy.steady) * min(rates):
             return f"the offered rate changes between {min(rates):,.1f} and {max(rates):,.1f} tuples/s"
-        if wish.direction == SHRINK and (missed_at := self._missed_at(wish.target.par, network.external_rate)) is not None:
+        missed_at = self._missed_at(at, wish.target.par, network.external_rate)
+        if wish.direction == SHRINK and missed_at is not None:
             return f"no more tasks than these missed the goal at {missed_at:,.1f} tuples/s"
-        futile = self._futile(wish.direction, wish.target.par, network)
+        futile = self._futile(at, wish.direction, wish.target.par, network)
         return f"not repeated: decision {futile.number} did not help under this load" if futile is not None else ""
 
-    def _missed_at(self, par: Mapping[str, int], rate: float) -> float | None:
+    def _missed_at(self, at: float, par: Mapping[str, int], rate: float) -> float | None:
         """The offered rate, at most a little higher than this, at which as many tasks missed the goal by what was measured."""
-        return next((missed for few, missed in self._too_few if missed <= (1 + SIMILAR) * rate
+        return next((missed for few, missed, then in self._too_few if missed <= (1 + SIMILAR) * rate
+                     and at - then < self.policy.retry_after
                      and all(tasks <= few.get(name, 0) for name, tasks in par.items())), None)
 
-    def _futile(self, direction: str, par: Mapping[str, int], network: Network) -> ElasticDecision | None:
+    def _futile(self, at: float, direction: str, par: Mapping[str, int], network: Network) -> ElasticDecision | None:
         """An earlier decision like this one that did not help, under a similar load."""
         before = network.present
         for decision in reversed(self.decisions):
             if decision.helped is not False or decision.direction != direction or decision.number <= self._chosen_after:
+                continue
+            if at - decision.at >= self.policy.retry_after:
                 continue
             more = ONLY_A_LITTLE if direction == GROW and self._overloaded else SIMILAR  # a backlog grows: rather try again
             if not _similar(decision.offered_rate, network.external_rate, more):
@@ -304,10 +335,6 @@ class ElasticLoop:
             if direction == REARRANGE and dict(par) == dict(decision.par):
                 return decision
         return None
-
-    def _past(self, seconds: float) -> PastRates:
-        names = dict.fromkeys(name for rates in self._offered for name in rates)
-        return PastRates(seconds, {name: tuple(rates.get(name, 0.0) for rates in self._offered) for name in names})
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
@@ -334,7 +361,8 @@ class ElasticLoop:
 
     def enacted(self, decision: ElasticDecision, now: float) -> None:
         """The master scales the topology as decided."""
-        self._enacted_at, self._watched, self._settled = now, decision.number, 0
+        self._enacted_at, self._watched = now, decision.number
+        self._settle_anew()
         self._count_anew()
 
     def refused(self, decision: ElasticDecision, why: str, now: float) -> ElasticDecision:
@@ -351,14 +379,23 @@ class ElasticLoop:
             return None
         if window.network.present != dict(watched.par):
             self._watched = None
-            return self._replace(replace(watched, outcome=REFUSED, reason=f"{watched.reason} (not carried out: there are "
-                                                                          f"{counted(window.network.present)})"))
-        helped = self._helped(watched, window.measured_ms)
+            return self._replace(_superseded(watched, window.network.present))
+        measured = self._measured_since(watched)
+        helped = self._helped(watched, measured)
         late = self._settled >= max(self.policy.patience, self.policy.settle_windows)
         if not late and not (helped and watched.direction != SHRINK):
             return None
         self._watched = None
-        return self._replace(replace(watched, measured_ms=window.measured_ms, helped=helped))
+        return self._replace(replace(watched, measured_ms=measured, helped=helped))
+
+    def _measured_since(self, decision: ElasticDecision) -> float | None:
+        """The latency by which a decision is judged. Fewer tasks: the median since. Otherwise that of the last few windows,
+        the lower one of two: the latency falls while a backlog is worked off."""
+        if not self._since:
+            return None
+        if decision.direction == SHRINK:
+            return median(self._since)
+        return median_low(list(self._since)[-self.policy.settle_windows:])
 
     def _helped(self, decision: ElasticDecision, measured: float | None) -> bool:
         """False if more tasks did not lower the latency, or fewer miss the goal."""
@@ -410,6 +447,23 @@ def _direction(present: Mapping[str, int], target: Allocation) -> str:
     if dict(present) == dict(target.par):
         return ""
     return GROW if after > before else SHRINK if after < before else REARRANGE
+
+
+def _no_fewer(goal: NearestGoal, target: Allocation) -> Allocation:
+    """The target with no task less than at present, unless that would be more than c_max."""
+    par = {name: max(tasks, target.par[name]) for name, tasks in goal.network.present.items()}
+    if par == dict(target.par) or (goal.limits.c_max is not None and sum(par.values()) > goal.limits.c_max):
+        return target
+    return replace(target, par=par, predicted_ms=_predicted(goal.network, par))
+
+
+def _superseded(decision: ElasticDecision, present: Mapping[str, int]) -> ElasticDecision:
+    """A decision that cannot be judged, since there are other numbers of tasks than it was for."""
+    undone = all(present.get(name) == decision.before.get(name) for name in decision.changes)
+    if undone:
+        return replace(decision, outcome=REFUSED, reason=f"{decision.reason} (not carried out: there are {counted(present)})")
+    return replace(decision, outcome=SUPERSEDED, reason=f"{decision.reason} (not judged: there "
+                                                        f"are {counted(present)} by now)")
 
 
 def _shown(infeasible: Infeasible) -> str:

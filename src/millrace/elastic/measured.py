@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from millrace.elastic.correction import MOST_BUSY
+from millrace.elastic.elastic_window import LAG_SECONDS, drains
 from millrace.elastic.network import Edge, Network, Station, total_time
 from millrace.errors import TopologyError
 from millrace.model.frozen import FrozenMap
@@ -20,9 +21,7 @@ from millrace.model.load import Latency, Load, TaskLoad
 from millrace.model.rescaling import check_tasks
 
 MOST_CV2 = 10.0
-LAG_SECONDS = 0.5  # of offered tuples: a spout with a longer lag does not keep up
 MOST_BLOCKED = 0.1  # share of the time: if tasks wait longer for their receivers, flow control decides how long tuples wait
-DRAINING = 1.1  # times what is offered: a spout that emits more works off a backlog
 BUSY_SPOUT = 0.7  # share of the time: above, a spout may wait for its source in its own code
 
 
@@ -30,20 +29,22 @@ BUSY_SPOUT = 0.7  # share of the time: above, a spout may wait for its source in
 class MeasuredTopology:
     """One window. `times`: seconds from a tuple's arrival at a component until it is processed, on average. `complete`: the
     same for the topology behind its spouts. `waiting`: seconds at the sources. `backlog`: tuples that wait there, by spout.
-    `keeps_up`: no task is at its limit, and no backlog is being worked off. `missing`: why the network cannot be used; empty if
-    it can."""
+    `carried`: tuples per second that each spout emitted. `keeps_up`: no task is at its limit, and no backlog is being worked
+    off. `missing`: why the network cannot be used; empty if it can."""
 
     network: Network
     times: Mapping[str, float]
     complete: float | None
     waiting: float = 0.0
     backlog: Mapping[str, int] = field(default_factory=FrozenMap)
+    carried: Mapping[str, float] = field(default_factory=FrozenMap)
     keeps_up: bool = True
     missing: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", FrozenMap(self.times))
         object.__setattr__(self, "backlog", FrozenMap(self.backlog))
+        object.__setattr__(self, "carried", FrozenMap(self.carried))
 
     @property
     def whole(self) -> float | None:
@@ -51,18 +52,21 @@ class MeasuredTopology:
         return None if self.complete is None else self.waiting + self.complete
 
 
-def measured(graph: TopologyGraph, sample: Load, estimate: Load) -> MeasuredTopology:
+def measured(graph: TopologyGraph, sample: Load, estimate: Load, selectivities: Mapping[Edge, float]) -> MeasuredTopology:
     """From the load of the last window, which has what is offered and how long it takes, and from the smoothed load, which
     has the steadier rates of processing."""
     now, steady = _by_component(graph, sample), _by_component(graph, estimate)
     offered = {spout.name: _offered(graph, spout, now[spout.name], sample.window_seconds) for spout in graph.spouts}
     stations = tuple(_station(graph, component, now[component.name], steady[component.name], sample.window_seconds)
                      for component in graph.components)
-    network = Network(stations, _selectivities(graph, estimate, steady), offered)
+    network = Network(stations, selectivities, offered)
     times = {name: time for name, part in now.items() if (time := _time(part, sample.window_seconds)) is not None}
     backlog = {spout.name: lag for spout in graph.spouts if (lag := now[spout.name].lag)}
-    return MeasuredTopology(network, times, _complete(graph, network, now, times), _waiting(graph, network, times), backlog,
-                            _keeps_up(graph, now, times, sample.window_seconds), _missing(network, steady))
+    carried = {spout.name: now[spout.name].processed / sample.window_seconds if sample.window_seconds > 0 else 0.0
+               for spout in graph.spouts}
+    flow = network.under(carried)
+    return MeasuredTopology(network, times, _complete(graph, flow, now, times), _waiting(carried, times), backlog, carried,
+                            _keeps_up(graph, now, times, sample.window_seconds), _missing((network, flow), steady))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +175,6 @@ def _offered(graph: TopologyGraph, spout: ComponentDef, now: _Part, seconds: flo
     return rate
 
 
-def _selectivities(graph: TopologyGraph, load: Load, parts: Mapping[str, _Part]) -> dict[Edge, float]:
-    sent: defaultdict[Edge, float] = defaultdict(float)
-    for (source, target), tuples in load.traffic.items():
-        sent[source.component, target.component] += tuples
-    edges = dict.fromkeys((read.source, component.name) for component in graph.components for read in component.inputs)
-    return {edge: sent[edge] / parts[edge[0]].processed if parts[edge[0]].processed else 0.0 for edge in edges}
-
-
 def _time(part: _Part, seconds: float) -> float | None:
     """The measured time of a component. That of a spout is the wait at its source, by Little's law."""
     if part.kind == "spout":
@@ -186,36 +182,35 @@ def _time(part: _Part, seconds: float) -> float | None:
     return part.mean("process_latency_ms")
 
 
-def _waiting(graph: TopologyGraph, network: Network, times: Mapping[str, float]) -> float:
-    rates = network.rates()
-    return total_time(((rates[spout.name], times.get(spout.name, 0.0)) for spout in graph.spouts), network.external_rate)
+def _waiting(carried: Mapping[str, float], times: Mapping[str, float]) -> float:
+    """Seconds at the sources, over all tuples that were emitted."""
+    return total_time(((rate, times.get(name, 0.0)) for name, rate in carried.items()), sum(carried.values()))
 
 
-def _complete(graph: TopologyGraph, network: Network, parts: Mapping[str, _Part], times: Mapping[str, float]) -> float | None:
+def _complete(graph: TopologyGraph, flow: Network, parts: Mapping[str, _Part], times: Mapping[str, float]) -> float | None:
     """From the spouts to the end of the tuple tree; where trees are not tracked, the times of the bolts added up as in the
-    model."""
+    model. `flow`: the network under the load that was carried."""
     complete = _mean((load.complete_latency_ms, load.acked) for spout in graph.spouts for load in parts[spout.name].loads)
     if complete is not None:
         return complete
-    rates = network.rates()
+    rates = flow.rates()
     bolts = [bolt.name for bolt in graph.bolts if rates[bolt.name] > 0]
     if not bolts or any(name not in times for name in bolts):
         return None
-    return total_time(((rates[name], times[name]) for name in bolts), network.external_rate)
+    return total_time(((rates[name], times[name]) for name in bolts), flow.external_rate)
 
 
 def _keeps_up(graph: TopologyGraph, parts: Mapping[str, _Part], times: Mapping[str, float], seconds: float) -> bool:
     bolts = [parts[bolt.name] for bolt in graph.bolts]
     spouts = [parts[spout.name] for spout in graph.spouts]
-    return (all(bolt.busy <= MOST_BUSY * bolt.tasks * seconds for bolt in bolts)
+    return (all(load.busy_seconds <= MOST_BUSY * seconds for bolt in bolts for load in bolt.loads)  # keys may be skewed
             and all(part.blocked <= MOST_BLOCKED * part.tasks * seconds for part in (*bolts, *spouts))
             and all(times.get(spout.name, 0.0) <= LAG_SECONDS for spout in graph.spouts)
-            and sum(spout.processed for spout in spouts) <= DRAINING * sum(spout.offered for spout in spouts))
+            and not drains(sum(spout.processed for spout in spouts), sum(spout.offered for spout in spouts)))
 
 
-def _missing(network: Network, parts: Mapping[str, _Part]) -> str:
-    """The reason why nothing can be decided; empty if it can."""
-    rates = network.rates()
-    unknown = [station.name for station in network.stations if rates[station.name] > 0
-               and parts[station.name].kind == "bolt" and not parts[station.name].processed]
+def _missing(networks: Iterable[Network], parts: Mapping[str, _Part]) -> str:
+    """The reason why nothing can be decided; empty if it can. `networks`: under what is offered and what is carried."""
+    loaded = {name for network in networks for name, rate in network.rates().items() if rate > 0}
+    unknown = [name for name, part in parts.items() if name in loaded and part.kind == "bolt" and not part.processed]
     return f"{', '.join(unknown)} got tuples and has processed none yet" if unknown else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from millrace.elastic.allocation import Allocation, Infeasible, Limits, allocate, counted, missed_goal
+from millrace.elastic.allocation import Allocation, Infeasible, Limits, allocate, carried, counted, missed_goal
 from millrace.elastic.ds2 import parallelism
 from millrace.elastic.forecast import check_installed, forecast
 from millrace.elastic.network import Network
@@ -14,13 +15,17 @@ from millrace.errors import BadParameter, UnknownName
 from millrace.model.frozen import FrozenMap
 from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
 
+PART_OF_A_STEP = 1e-9  # by which a horizon may reach into a further step only because of its rounding
+
 
 @dataclass(frozen=True, slots=True)
 class PastRates:
-    """The rates offered to each spout, window by window, oldest first. `seconds`: length of a window."""
+    """The rates offered to each spout, step by step, oldest first. `seconds`: length of a step. `since`: seconds since the last
+    one ended."""
 
     seconds: float = 1.0
     rates: Mapping[str, tuple[float, ...]] = field(default_factory=FrozenMap)
+    since: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rates", FrozenMap(self.rates))
@@ -81,9 +86,10 @@ class Ds2Model:
     def allocate(self, network: Network, limits: Limits) -> Allocation | Infeasible:
         rates, par = network.rates(), parallelism(network, self.utilization)
         for station in network.stations:
-            if par[station.name] > station.most and rates[station.name] >= station.most * station.service_rate:
-                return Infeasible(f"{station.name!r} needs {par[station.name]} tasks for {rates[station.name]:,.1f} tuples/s "
-                                  f"and can have at most {station.most}")
+            rate = rates[station.name]
+            if par[station.name] > station.most and rate >= station.most * station.service_rate:
+                return Infeasible(f"{station.name!r} needs {par[station.name]} tasks for {rate:,.1f} tuples/s and can have at "
+                                  f"most {station.most}, so that {carried(network, station, rate)}")
             par[station.name] = min(max(par[station.name], station.least), station.most)
         instances = sum(par.values())
         if limits.c_max is not None and instances > limits.c_max:
@@ -120,7 +126,8 @@ class PredictiveModel:
 
     def peaks(self, past: PastRates) -> dict[str, float]:
         """The highest rate of each spout within the horizon, by the forecast. With a season, that may take a second."""
-        steps, season = max(1, round(self.horizon / past.seconds)), round(self.season / past.seconds)
+        steps = max(1, math.ceil((past.since + self.horizon) / past.seconds - PART_OF_A_STEP))
+        season = round(self.season / past.seconds)
         return {name: max(forecast(rates, steps, season)) for name, rates in past.rates.items()}
 
     def allocate(self, network: Network, limits: Limits) -> Allocation | Infeasible:

@@ -44,8 +44,8 @@ def waiting_time(arrival_rate: float, service_rate: float, servers: int, arrival
     """Mean seconds in the queue; infinite if the servers cannot keep up. `arrival_cv2`, `service_cv2`: squared coefficients of
     variation of the times between arrivals and of the service times, 1 if they are exponential as in M/M/c."""
     offered = arrival_rate / service_rate
-    return queued_seconds(erlang_b(servers, offered), arrival_rate, service_rate, servers) * variability(arrival_cv2,
-                                                                                                        service_cv2)
+    wait = queued_seconds(erlang_b(servers, offered), arrival_rate, service_rate, servers)
+    return wait * variability(arrival_cv2, service_cv2) if math.isfinite(wait) else wait
 
 
 def queued_seconds(loss: float, arrival_rate: float, service_rate: float, servers: int) -> float:

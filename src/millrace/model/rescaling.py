@@ -53,6 +53,10 @@ def _check_splits(graph: TopologyGraph, component: ComponentDef, tasks: int) -> 
     if component.dataframe:
         raise TopologyError(f"{name!r} of {graph.name!r} reads a DataFrame, whose partitions Spark sends to its "
                             f"{component.par} {'task' if component.par == 1 else 'tasks'}: their number is fixed while it runs")
+    if not component.movable:
+        raise TopologyError(f"{name!r} of {graph.name!r} is a spout that cannot be read from a position, so its source cannot "
+                            f"be divided anew: it keeps its {component.par} {'task' if component.par == 1 else 'tasks'}. A "
+                            "ReplayableSpout with splits can be scaled")
     if not splits:
         raise TopologyError(f"{name!r} of {graph.name!r} is a spout, and each of its {component.par} tasks has its own "
                             "position in the source: their number is fixed. Declare it with splits, for example "

@@ -21,6 +21,8 @@ from support.scaling.scaled_runs import (
     ScaledSlowly,
     ScaledSlowlyTracked,
     ScaledSlowlyUntracked,
+    ScaledUnionAtLeast,
+    ScaledUnionAtMost,
     name_of,
     par_of,
     scale,
@@ -31,6 +33,7 @@ from support.scaling.scaled_runs import (
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1500
 BOLTS = ("one", "tally", "ledger")
+UNIONS = (ScaledUnionAtLeast, ScaledUnionAtMost)  # a row takes two ways to the tally
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +51,7 @@ def begun(topology: Any, par: int, limit: int = LIMIT, **config: Any) -> LocalCl
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
-@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast, ScaledAtMost])
+@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast, ScaledAtMost, *UNIONS])
 def test_more_tasks_and_fewer_again(topology: Any, few: int, many: int) -> None:
     name, cluster = name_of(topology), begun(topology, few)
     state = cluster.master.topologies[name]
@@ -71,7 +74,7 @@ def test_more_tasks_and_fewer_again(topology: Any, few: int, many: int) -> None:
     else:
         until_processed(cluster)
         assert not flaws(cluster)
-        assert_once_in_order(cluster, LIMIT)
+        assert_once_in_order(cluster, LIMIT, ways=2 if topology in UNIONS else 1)
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
@@ -141,7 +144,7 @@ def written() -> set[int]:
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
-@pytest.mark.parametrize("topology", [ScaledSlowly, ScaledSlowlyTracked, ScaledSlowlyUntracked])
+@pytest.mark.parametrize("topology", [ScaledSlowly, ScaledSlowlyTracked, ScaledSlowlyUntracked, *UNIONS])
 def test_under_back_pressure(topology: Any, few: int, many: int) -> None:
     """The sink takes longer for its rows than the spouts need to send them."""
     name, cluster = name_of(topology), begun(topology, few, limit=600)
@@ -159,4 +162,4 @@ def test_under_back_pressure(topology: Any, few: int, many: int) -> None:
     else:
         until_processed(cluster)
         assert not flaws(cluster)
-        assert_once_in_order(cluster, 600)
+        assert_once_in_order(cluster, 600, ways=2 if topology in UNIONS else 1)

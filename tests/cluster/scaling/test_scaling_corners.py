@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
-from millrace.api.topology import Topology
+from millrace.api.topology import Stream, Topology
+from millrace.api.tuple import Tuple
 from millrace.control.assignment import SWITCH
 from millrace.control.events import Moved, Rebalanced, Regrouped, Rescaled, Ticked, WaveRequested
 from millrace.control.waves import IDLE
@@ -19,13 +21,14 @@ from millrace.runtime.wire import messages as wire
 from millrace.testing.local_cluster import LocalCluster, MemoryStore
 from support.cluster import slow_parts
 from support.cluster import wave_parts as parts
-from support.cluster.moved_runs import flaws
+from support.cluster.moved_runs import assert_once_in_order, flaws, until_processed
 from support.cluster.slow_parts import FAN
 from support.cluster.wave_parts import Exact, FakeLedger, Numbers, Pass
 from support.cluster.wave_runs import assert_exact, finish, finish_at_least, start, until_wave
 from support.scaling.scaled_runs import (
     Counting,
     ScaledAtLeast,
+    ScaledAtMost,
     ScaledBursts,
     ScaledExact,
     ScaledSlowlyAtLeast,
@@ -47,6 +50,15 @@ def quick_again() -> Iterator[None]:
     slow_parts.SECONDS[:] = [0.0, 0.0]
 
 
+class Chooser(Bolt):
+    """Has a direct stream, on which nothing is sent."""
+
+    outputs: ClassVar[list[Any]] = [Stream(fields=["key", "number"], name="chosen", direct=True)]
+
+    def process(self, tup: Tuple) -> None:
+        pass
+
+
 class Fixed(Topology):
     """Has bolts whose number cannot change."""
 
@@ -55,6 +67,8 @@ class Fixed(Topology):
     one = Pass.spec(inputs={numbers: Grouping.GLOBAL}, par=2)
     own = parts.Tally.spec(inputs={one: Grouping.fields("key")})
     counting = Counting.spec(inputs={one: Grouping.fields("key")})
+    chooser = Chooser.spec(inputs={counting: Grouping.SHUFFLE})
+    direct = Pass.spec(inputs={chooser["chosen"]: Grouping.DIRECT}, par=2)
 
 
 def running(topology: Any = ScaledExact, **config: Any) -> LocalCluster:
@@ -64,10 +78,11 @@ def running(topology: Any = ScaledExact, **config: Any) -> LocalCluster:
 
 
 @pytest.mark.parametrize(("par", "error", "says"), [
-    ({"ghost": 2}, UnknownName, "has no component 'ghost'; it has numbers, one, own, counting"),
+    ({"ghost": 2}, UnknownName, "has no component 'ghost'; it has numbers, one, own, counting, chooser, direct"),
     ({"counting": 0}, TopologyError, "cannot have 0 tasks"),
     ({"counting": 9}, TopologyError, "has 8 key groups, and each task needs one, so it can have 8 at most"),
     ({"one": 3}, TopologyError, "'one' of 'fixed' has a global grouping: .* It keeps its 2 tasks"),
+    ({"direct": 3}, TopologyError, "'direct' of 'fixed' has a direct grouping: .* It keeps its 2 tasks"),
     ({"own": 2}, TopologyError, r"'own' of 'fixed' defines snapshot\(\)"),
     ({"counting": 3, "own": 2}, TopologyError, r"'own' of 'fixed' defines snapshot\(\)"),
 ])
@@ -306,3 +321,34 @@ def test_exact_is_not_a_topology_that_scales() -> None:
         cluster.scale("exact", one=3, tally=4)
     assert par_of(cluster, "exact")["one"] == 2
     assert isinstance(cluster.tasks("ledger")[0].component, FakeLedger)
+
+
+def test_a_change_that_was_given_up_is_completed_by_the_same_request() -> None:
+    """Key groups that were not handed over leave tasks that own none: asked again for as many tasks, they get theirs."""
+    cluster = start(ScaledAtMost, limit=LIMIT, rate=200.0, **{"topology.handover.prepare.secs": 0.3})
+    name, state = "scaledatmost", cluster.master.topologies["scaledatmost"]
+    cluster.run(0.5)
+    cluster.lose = lambda message: isinstance(message, wire.Armed)
+    assert scale(cluster, name, {"tally": 6})["outcome"] == "rolled back"
+    assert par_of(cluster, name)["tally"] == 6 and set(state.key_groups["tally"]) == {0, 1, 2}
+    cluster.lose = lambda message: False
+    record = scale(cluster, name, {"tally": 6})
+    assert record["outcome"] == "done", (record, cluster.said)
+    assert set(state.key_groups["tally"]) == set(range(6))
+    assert f"{name}: scales tally to all of its 6 tasks" in cluster.said
+    until_processed(cluster)
+    assert_once_in_order(cluster, LIMIT)
+
+
+def test_a_run_that_ended_while_tasks_retired_is_resumed_with_all_of_them_at_work() -> None:
+    store = MemoryStore()
+    cluster = start(ScaledExact, limit=LIMIT, store=store, rate=1000.0, par={"ledger": 6})
+    until_wave(cluster, 1, NAME)
+    state = cluster.master.topologies[NAME]
+    cluster.scale(NAME, ledger=2)
+    cluster.run_until(lambda: state.checkpoint is not None and state.checkpoint.parallelism["ledger"] == 6
+                      and set(state.checkpoint.owners["ledger"]) == {0, 1})
+    resumed = start(ScaledExact, limit=LIMIT, store=store, resume=True, rate=1000.0)
+    assert set(resumed.master.topologies[NAME].key_groups["ledger"]) == set(range(6))
+    finish(resumed, NAME)
+    assert_exact(LIMIT)

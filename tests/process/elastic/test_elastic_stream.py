@@ -95,6 +95,7 @@ def test_tasks_follow_the_offered_rate_and_what_came_of_it_is_recorded(master: M
     (["ds2", "--topology", "nope"], "nope"),
 ])
 def test_bad_input_is_refused_at_once(cli: Cli, arguments: list[str], words: str) -> None:
+    cli("elastic", "off")
     code, out, err = cli("elastic", "set", *arguments)
     assert (code, out) == (1, "") and words in err and len(err.splitlines()) == 1, err
     assert json.loads(cli("elastic", "show", "--json")[1])["topologies"][NAME]["model"] == "off"

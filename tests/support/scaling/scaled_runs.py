@@ -117,6 +117,28 @@ class ScaledAtMost(Topology):
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
 
 
+class ScaledUnionAtLeast(Topology):
+    """At least once, with two inputs of the tally, one of which reads from two components."""
+
+    config: ClassVar[dict[str, Any]] = AtLeast.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
+    tally = Counting.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
+    ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
+class ScaledUnionAtMost(Topology):
+    """The same, at most once."""
+
+    config: ClassVar[dict[str, Any]] = AtMost.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
+    tally = Counting.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
+    ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
 def name_of(topology: type[Topology]) -> str:
     return topology.__name__.lower()
 

@@ -78,11 +78,13 @@ def test_a_latency_within_a_number_of_instances() -> None:
 
 @pytest.mark.parametrize(("station", "words"), [
     (Station("b", 2, 10.0, least=2, most=2), "'b' cannot be scaled and has 2 tasks, and 6 are the fewest that keep up with its "
-                                             "50.0 tuples/s: one task processes 10.0"),
+                                             "50.0 tuples/s: one task processes 10.0, so that it carries less than 20.0, and "
+                                             "the topology less than 10.0"),
     (Station("b", 2, 10.0, most=5), "'b' can have at most 5 tasks, and 6 are the fewest that keep up with its 50.0 tuples/s: "
-                                    "one task processes 10.0")])
+                                    "one task processes 10.0, so that it carries less than 50.0, and the topology less than "
+                                    "25.0")])
 def test_a_component_with_too_few_possible_tasks_is_named(station: Station, words: str) -> None:
-    found = allocate(Network((Station("a", 1), station), {("a", "b"): 1.0}, {"a": 50.0}), Limits(c_max=50))
+    found = allocate(Network((Station("a", 1), station), {("a", "b"): 2.0}, {"a": 25.0}), Limits(c_max=50))
     assert found == Infeasible(words)
 
 

@@ -67,4 +67,5 @@ def test_a_component_that_cannot_have_enough_tasks_is_named() -> None:
     assert Ds2Model().missed(network.scaled(0.7), {"a": 1, "b": 3}, Limits()) == (
         "b would be busy for more than 80% of the time")
     assert Ds2Model().allocate(network.scaled(2), Limits()) == Infeasible(
-        "'b' needs 10 tasks for 78.0 tuples/s and can have at most 4")
+        "'b' needs 10 tasks for 78.0 tuples/s and can have at most 4, so that it carries less than "
+        "40.0, and the topology less than 40.0")

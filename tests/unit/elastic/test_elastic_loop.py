@@ -22,12 +22,13 @@ from millrace.elastic.elastic_loop import (
     REFUSED,
     SCALES,
     SHRINK,
+    SUPERSEDED,
     ElasticChoice,
     ElasticDecision,
     ElasticLoop,
-    ElasticPolicy,
-    ElasticWindow,
 )
+from millrace.elastic.elastic_policy import ElasticPolicy
+from millrace.elastic.elastic_window import ElasticWindow
 from millrace.elastic.models import make_model
 from millrace.elastic.network import Network, Station
 from support.examples import examples
@@ -59,7 +60,8 @@ class Topology:
         self.now += WINDOW
         now = network(offered, self.tasks)
         latency = self.measured if self.measured is not None else min(now.latency(now.present) * 1000, 500.0)
-        window = ElasticWindow(1e9 + self.now, WINDOW, now, latency, **{"settling": self.settling, **more})
+        made = {"settling": self.settling, "measured_ms": latency, **more}
+        window = ElasticWindow(1e9 + self.now, WINDOW, now, **made)
         self.settling = False
         found = self.loop.end_window(self.now, window)
         for decision in found:
@@ -131,6 +133,17 @@ def test_a_dry_run_reports_and_changes_nothing() -> None:
     topology = Topology(loop(dry_run=True), 3)
     topology.run([500] * 2)
     assert [decision.outcome for decision in topology.loop.decisions] == [ADVISED_ONLY] and topology.tasks == 3
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_windows_are_the_loops_own_however_short_load_windows_are(parts: int) -> None:
+    """Those of another topology may be shorter: two windows of five seconds are needed all the same."""
+    decider, seconds, at = loop(), WINDOW / parts, []
+    for number in range(1, 3 * parts + 1):
+        now = number * seconds
+        if decider.end_window(now, ElasticWindow(now, seconds, network(600, 4), 500.0)):
+            at.append(now)
+    assert at[0] == 10.0
 
 
 # -- shrinking and rearranging -----------------------------------------------------------------------------------------
@@ -297,6 +310,91 @@ def test_an_idle_stream_shrinks_to_one_task() -> None:
     assert topology.tasks == 1 and [decision.direction for decision in topology.made] == [SHRINK] * 3
 
 
+# -- backlogs ----------------------------------------------------------------------------------------------------------
+
+class Drained(Topology):
+    """A topology that works off a backlog as fast as its tasks can."""
+
+    def __init__(self, loop: ElasticLoop, tasks: int, backlog: int) -> None:
+        super().__init__(loop, tasks)
+        self.backlog = backlog
+
+    def drain(self, offered: float, windows: int) -> list[int]:
+        """The numbers of tasks after each window."""
+        numbers = []
+        for _ in range(windows):
+            carried = min(0.98 * self.tasks * SERVICE, offered + self.backlog / WINDOW)
+            self.backlog = round(max(self.backlog + (offered - carried) * WINDOW, 0))
+            self.window(offered, backlog={"a": self.backlog}, carried={"a": carried},
+                        measured_ms=1000 * self.backlog / carried if carried else None)
+            numbers.append(self.tasks)
+        return numbers
+
+
+MODELS = [("erstream", Limits(t_max_ms=100)), ("erstream", Limits(c_max=13)), ("ds2", Limits()), ("predictive", T_MAX)]
+
+
+@pytest.mark.parametrize(("name", "limits"), MODELS)
+@pytest.mark.parametrize("offered", [0.0, 10.0, 300.0])
+def test_no_task_ends_while_a_backlog_waits(name: str, limits: Limits, offered: float) -> None:
+    """It stands for long, so tasks are added for it: by a quarter of the load, and no further however long it stands."""
+    topology = Drained(loop(name, limits), 8, 10**7)
+    numbers = topology.drain(offered, 100)
+    assert numbers == sorted(numbers) and 10 <= numbers[-1] <= 13, numbers
+    assert len(topology.made) == 1 and "tuples wait at the sources" in topology.made[0].reason
+    assert topology.loop.standing.endswith("tuples wait at the sources and are worked off")
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1500), st.integers(1, 20), st.sampled_from(MODELS))
+@settings(max_examples=examples(30))
+def test_tasks_end_only_when_no_backlog_is_left(backlog: int, offered: float, tasks: int, model: tuple[str, Limits]) -> None:
+    topology = Drained(loop(*model, patience=3, cool_down=0), tasks, backlog)
+    for _ in range(60):
+        before, decided = topology.tasks, len(topology.made)
+        topology.drain(offered, 1)
+        forced = model[1].c_max is not None and before + 1 > model[1].c_max
+        if len(topology.made) > decided and topology.tasks < before and not forced:
+            assert topology.backlog <= 0.5 * max(offered, before * SERVICE)
+
+
+def test_a_drained_source_is_idle_and_needs_one_task() -> None:
+    topology = Drained(loop(patience=2, cool_down=0), 8, 20_000)
+    assert topology.drain(0.0, 30)[-1] == 1 and topology.backlog == 0
+
+
+@pytest.mark.parametrize(("name", "limits"), [("erstream", Limits(c_max=13)), ("ds2", Limits())])
+def test_a_backlog_that_stands_makes_tasks_grow_though_the_model_finds_the_goal_met(name: str, limits: Limits) -> None:
+    """The source offers as much as is carried: 20,000 tuples wait, and remain. Latency is no goal of these models."""
+    topology = Topology(loop(name, limits, {"utilization": 1.0} if name == "ds2" else None), 4)
+    for _ in range(8):
+        topology.window(390, backlog={"a": 20_000}, carried={"a": 390.0})
+    assert topology.tasks > 4
+
+
+def test_a_backlog_that_no_task_works_on_changes_nothing() -> None:
+    """A source that is stopped: more tasks are no use, and fewer would have to be started again."""
+    topology = Topology(loop(), 4)
+    for _ in range(20):
+        topology.window(0, backlog={"a": 20_000}, measured_ms=None)
+    assert topology.tasks == 4
+
+
+def test_more_instances_than_allowed_shrink_to_the_limit_while_a_backlog_waits() -> None:
+    topology = Topology(loop(limits=Limits(c_max=6)), 9)
+    for _ in range(3):
+        topology.window(0, backlog={"a": 10**6}, carried={"a": 880.0})
+    assert topology.tasks == 5
+
+
+def test_only_windows_that_count_must_be_steady() -> None:
+    topology = Topology(loop(), 8)
+    for offered in (450, 450, 450, 450, 450):
+        topology.window(offered)
+        topology.window(offered / 3, busy="tasks or key groups are being moved")
+    topology.window(450)
+    assert topology.tasks == 6
+
+
 def test_windows_with_moves_do_not_count_and_leave_the_others_their_weight() -> None:
     topology = Topology(loop(), 3)
     topology.window(600)
@@ -339,6 +437,56 @@ def test_fewer_tasks_that_miss_the_goal_are_not_tried_again() -> None:
     topology.tasks, topology.measured = 8, 12.0
     assert topology.run([450] * 30) == [8] * 30
     assert topology.loop.standing == "no more tasks than these missed the goal at 450.0 tuples/s"
+
+
+@pytest.mark.parametrize("bad", range(6))
+def test_one_bad_window_does_not_condemn_fewer_tasks(bad: int) -> None:
+    topology = Topology(loop(limits=Limits(t_max_ms=100)), 8, measured=20.0)
+    topology.run([100] * 6)
+    assert topology.tasks == 4
+    topology.run([100])  # settling
+    for number in range(6):
+        topology.measured = 101.0 if number == bad else 20.0
+        topology.window(100)
+    assert (topology.loop.decisions[0].helped, topology.loop.decisions[0].measured_ms) == (True, 20.0)
+    topology.measured = 20.0
+    assert topology.run([100] * 20)[-1] == 2
+
+
+def test_what_did_not_help_is_tried_again_later() -> None:
+    """Both memories: of the decision for fewer tasks, and of tasks that were too few by what was measured."""
+    topology = Topology(loop(patience=3, cool_down=5, retry_after=600), 8)
+    topology.run([450] * 4)
+    topology.measured = 60.0
+    topology.run([450] * 5)
+    assert topology.loop.decisions[0].helped is False and topology.tasks == 7
+    topology.tasks, topology.measured = 8, 12.0
+    assert topology.run([450] * 100) == [8] * 100
+    assert topology.run([450] * 30)[-1] == 6, "ten minutes after"
+
+
+def test_growth_that_did_not_help_is_tried_again_later() -> None:
+    topology = Topology(loop(retry_after=300), 6, measured=400.0)
+    topology.run([600] * 12)
+    topology.tasks = 6
+    assert topology.run([600] * 45) == [6] * 45
+    assert topology.run([600] * 10)[-1] == 8
+
+
+def test_a_decision_after_which_a_person_scales_otherwise_is_not_judged() -> None:
+    """It was carried out: nothing says that it was not."""
+    decider = loop()
+    stations = (Station("a", 1, least=1, most=1), Station("b", 3, SERVICE), Station("c", 9, SERVICE))
+    now = Network(stations, {("a", "b"): 1.0, ("a", "c"): 1.0}, {"a": 500.0})
+    for number in range(2):
+        made = decider.end_window(5.0 * number, ElasticWindow(5.0 * number, WINDOW, now, 500.0))
+    decider.enacted(made[-1], 5.0)
+    par = {**made[-1].par, "c": 12}
+    then = replace(now, stations=tuple(replace(station, tasks=par[station.name]) for station in stations))
+    for number in range(2, 4):
+        known = decider.end_window(5.0 * number, ElasticWindow(5.0 * number, WINDOW, then, 12.0))
+    assert known[0].outcome == SUPERSEDED and known[0].helped is None
+    assert known[0].reason.endswith(f"(not judged: there are a 1, b {par['b']}, c 12 by now)")
 
 
 def test_fewer_tasks_are_a_mistake_if_more_are_needed_at_once() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.config import KEY_GROUP_COUNT
-from millrace.elastic.measured import bounds, measured
+from millrace.elastic.measured import MeasuredTopology, bounds, measured
+from millrace.elastic.selectivities import Selectivities
 from millrace.model.graph import TASKS_LIMIT, ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.load import Latency, Load, TaskLoad
 
@@ -37,8 +38,12 @@ LOAD = Load(SECONDS, {
 }, {(LINES, SPLIT0): 600, (LINES, SPLIT1): 400, (SPLIT0, COUNT0): 1800, (SPLIT1, COUNT0): 1200})
 
 
+def _measured(graph: TopologyGraph, sample: Load, estimate: Load) -> MeasuredTopology:
+    return measured(graph, sample, estimate, Selectivities().learn(graph, sample))
+
+
 def test_rates_selectivities_and_times() -> None:
-    found = measured(GRAPH, LOAD, LOAD)
+    found = _measured(GRAPH, LOAD, LOAD)
     network = found.network
     assert network.offered == {"lines": 120.0}, "what the source had, and not what back-pressure let through"
     assert network.edges == {("lines", "split"): 1.0, ("split", "count"): 3.0}
@@ -56,17 +61,17 @@ def test_rates_selectivities_and_times() -> None:
 
 def test_rates_are_those_of_the_smoothed_load_and_what_is_offered_that_of_the_window() -> None:
     slower = replace(LOAD, tasks={**LOAD.tasks, SPLIT0: replace(LOAD.tasks[SPLIT0], busy_seconds=8.0)})
-    network = measured(GRAPH, LOAD, slower).network
+    network = _measured(GRAPH, LOAD, slower).network
     assert network.stations[1].service_rate == 100.0 and network.offered == {"lines": 120.0}
 
 
 def test_without_a_tracked_tuple_tree_the_times_of_bolts_are_added_up() -> None:
     untracked = replace(LOAD, tasks={**LOAD.tasks, LINES: replace(LOAD.tasks[LINES], complete_latency_ms=None, lag=None,
                                                                   offered=1000)})
-    found = measured(GRAPH, untracked, untracked)
+    found = _measured(GRAPH, untracked, untracked)
     assert found.complete == found.whole == pytest.approx(0.012 + 3 * 0.0025) and found.keeps_up
     unknown = replace(untracked, tasks={**untracked.tasks, COUNT0: replace(LOAD.tasks[COUNT0], process_latency_ms=None)})
-    assert measured(GRAPH, unknown, unknown).whole is None
+    assert _measured(GRAPH, unknown, unknown).whole is None
 
 
 @pytest.mark.parametrize(("changes", "keeps_up"), [
@@ -74,24 +79,42 @@ def test_without_a_tracked_tuple_tree_the_times_of_bolts_are_added_up() -> None:
 def test_nothing_is_learned_while_a_backlog_is_worked_off(changes: dict[str, Any], keeps_up: bool) -> None:
     steady = replace(LOAD.tasks[LINES], **{"offered": 1000, "lag": 1, **changes})
     load = replace(LOAD, tasks={**LOAD.tasks, LINES: steady})
-    assert measured(GRAPH, load, load).keeps_up == keeps_up
+    assert _measured(GRAPH, load, load).keeps_up == keeps_up
 
 
 def test_nothing_is_learned_from_a_task_at_its_limit() -> None:
     busy = {LINES: replace(LOAD.tasks[LINES], offered=1000, lag=1), COUNT0: replace(LOAD.tasks[COUNT0], busy_seconds=19.5)}
     load = replace(LOAD, tasks={**LOAD.tasks, **busy})
-    assert not measured(GRAPH, load, load).keeps_up
+    assert not _measured(GRAPH, load, load).keeps_up
+
+
+def test_nothing_is_learned_from_one_hot_task_with_idle_siblings() -> None:
+    """Half of the time on average, but one of two keyed tasks is always busy."""
+    busy = {LINES: replace(LOAD.tasks[LINES], offered=1000, lag=1), COUNT0: replace(LOAD.tasks[COUNT0], busy_seconds=9.9)}
+    load = replace(LOAD, tasks={**LOAD.tasks, **busy})
+    assert not _measured(GRAPH, load, load).keeps_up
+    cooler = replace(load, tasks={**load.tasks, COUNT0: replace(LOAD.tasks[COUNT0], busy_seconds=9.0)})
+    assert _measured(GRAPH, cooler, cooler).keeps_up
+
+
+def test_a_source_that_is_only_drained_offers_nothing_and_is_measured_by_what_it_emits() -> None:
+    drained = replace(LOAD, tasks={**LOAD.tasks, LINES: replace(LOAD.tasks[LINES], offered=0, complete_latency_ms=None)})
+    found = _measured(GRAPH, drained, drained)
+    assert found.network.external_rate == 0 and found.carried == {"lines": 100.0} and not found.keeps_up
+    assert found.waiting == pytest.approx(2.0) and found.complete == pytest.approx(0.012 + 3 * 0.0025)
+    stuck = replace(drained, tasks={**drained.tasks, COUNT0: TaskLoad()})
+    assert _measured(GRAPH, stuck, stuck).missing == "count got tuples and has processed none yet"
 
 
 def test_a_bolt_that_got_tuples_and_processed_none_has_no_rate_yet() -> None:
     stuck = replace(LOAD, tasks={**LOAD.tasks, COUNT0: TaskLoad()})
-    assert measured(GRAPH, stuck, stuck).missing == "count got tuples and has processed none yet"
-    assert measured(GRAPH, Load(SECONDS), Load(SECONDS)).missing == "", "an idle stream needs few tasks"
+    assert _measured(GRAPH, stuck, stuck).missing == "count got tuples and has processed none yet"
+    assert _measured(GRAPH, Load(SECONDS), Load(SECONDS)).missing == "", "an idle stream needs few tasks"
 
 
 def test_a_spout_that_cannot_be_scaled_offers_what_it_can_emit() -> None:
     full = replace(LOAD, tasks={**LOAD.tasks, LINES: replace(LOAD.tasks[LINES], busy_seconds=9.0)})
-    assert measured(GRAPH, full, full).network.offered == {"lines": pytest.approx(1000 / 9)}
+    assert _measured(GRAPH, full, full).network.offered == {"lines": pytest.approx(1000 / 9)}
 
 
 @pytest.mark.parametrize(("made", "expected"), [
@@ -110,4 +133,4 @@ def test_traffic_of_ackers_does_not_count() -> None:
     acker = TaskId("__acker", 0)
     with_acker = replace(LOAD, tasks={**LOAD.tasks, acker: TaskLoad(executed=10)},
                          traffic={**LOAD.traffic, (SPLIT0, acker): 5.0})
-    assert measured(GRAPH, with_acker, with_acker).network == measured(GRAPH, LOAD, LOAD).network
+    assert _measured(GRAPH, with_acker, with_acker).network == _measured(GRAPH, LOAD, LOAD).network

@@ -113,3 +113,7 @@ def test_allen_and_cunneen_correct_for_other_variation(arrival_cv2: float, servi
     corrected = waiting_time(servers * busy, 1.0, servers, arrival_cv2, service_cv2)
     assert corrected == pytest.approx(simulated, rel=2 * TOLERANCE)
     assert corrected < waiting_time(servers * busy, 1.0, servers)
+
+
+def test_servers_that_cannot_keep_up_wait_for_ever_without_any_variation_too() -> None:
+    assert waiting_time(20.0, 10.0, 2, 0.0, 0.0) == math.inf and waiting_time(19.0, 10.0, 2, 0.0, 0.0) == 0.0

@@ -69,20 +69,22 @@ class RescalingControl:
     def requested(self, event: Rescaled) -> list[Command]:
         """Begin to change the numbers of tasks, for all components named or none."""
         topology = self._master.topology(event.name)
-        graph = rescaled(topology.graph, event.par)
+        rescaled(topology.graph, event.par)  # raises if a component cannot have that many tasks
         topology.check_free()
-        if graph is topology.graph:
+        before = {name: topology.graph.component(name).par for name in event.par}
+        wanted = {name: par for name, par in event.par.items()
+                  if par != before[name] or _without_groups(topology.key_groups.get(name), par)}
+        if not wanted:
             return [Say(f"already has {counts_named(event.par)}", event.name, cause=str(event.cause))]
         self._check_alone(topology)
-        before = {name: topology.graph.component(name).par for name in event.par}
-        wanted = {name: par for name, par in event.par.items() if par != before[name]}
         self._places_for(topology, _grown(topology.graph, wanted), counts_named(wanted))
         owners = {name: rescaled_key_groups(groups, wanted[name]) for name, groups in topology.key_groups.items()
                   if name in wanted}
         fewest = sum(fewest_group_moves(topology.key_groups[name], wanted[name]) for name in owners)
         topology.scaling = Scaling({name: before[name] for name in wanted}, wanted, owners, fewest, event.cause, self.now,
                                    topology.version, sum(topology.in_flight.values()), entered=self.now, since=self.now)
-        changes = ", ".join(f"{name} from {before[name]} to {par}" for name, par in sorted(wanted.items()))
+        changes = ", ".join(f"{name} from {before[name]} to {par}" if par != before[name] else
+                            f"{name} to all of its {par}" for name, par in sorted(wanted.items()))
         return [Say(f"scales {changes} tasks", event.name, cause=str(event.cause)), *self._go_on(topology)]
 
     def _check_alone(self, topology: TopologyState) -> None:
@@ -280,6 +282,11 @@ def _grown(graph: TopologyGraph, wanted: Mapping[str, int]) -> TopologyGraph:
 def _added(graph: TopologyGraph, wanted: Mapping[str, int]) -> list[TaskId]:
     there = set(graph.tasks())
     return [task for task in _grown(graph, wanted).tasks() if task not in there]
+
+
+def _without_groups(owners: Sequence[int] | None, par: int) -> bool:
+    """True if some of these tasks own nothing, as after a change that was given up before all key groups were handed over."""
+    return owners is not None and not set(range(par)) <= set(owners)
 
 
 def _surplus(graph: TopologyGraph, wanted: Mapping[str, int]) -> Sequence[TaskId]:

@@ -33,12 +33,13 @@ from millrace.elastic.elastic_loop import (
     ElasticChoice,
     ElasticDecision,
     ElasticLoop,
-    ElasticPolicy,
-    ElasticWindow,
 )
+from millrace.elastic.elastic_policy import ElasticPolicy
+from millrace.elastic.elastic_window import ElasticWindow
 from millrace.elastic.forecast import check_installed
 from millrace.elastic.measured import MeasuredTopology, measured
 from millrace.elastic.models import PastRates, PredictiveModel, checked_limits, make_model, model_class
+from millrace.elastic.selectivities import Selectivities
 from millrace.errors import BadParameter, MillraceError, TopologyError, UnknownTopology
 from millrace.master.scheduling.forecasts import Forecasts, PredictiveInBackground
 from millrace.master.state_view import MasterView
@@ -78,6 +79,7 @@ class Elasticity:
     def __init__(self, port: ElasticPort, record: Callable[[ElasticDecision], None]) -> None:
         self._port, self._record = port, record
         self._corrections: dict[str, Corrections] = {}
+        self._selectivities: dict[str, Selectivities] = {}
         self._measured: dict[str, MeasuredTopology] = {}
         self._loops: dict[str, ElasticLoop] = {}
         self._calm: set[str] = set()  # topologies that kept up in the last window
@@ -92,7 +94,7 @@ class Elasticity:
 
     @property
     def window_seconds(self) -> float | None:
-        """The longest load window that the loops allow; None if there are none."""
+        """The longest load window that the loops allow; None if there are none. Each joins them to its own windows."""
         return min((loop.policy.period for loop in self._loops.values()), default=None)
 
     @property
@@ -109,8 +111,9 @@ class Elasticity:
             topology = self._port.state.topologies.get(name)
             if topology is None or topology.batched or not load.tasks:
                 continue
-            found = self._measured[name] = measured(topology.graph, load, estimates.get(name, load))
-            if found.network.external_rate <= 0:
+            edges = self._selectivities.setdefault(name, Selectivities()).learn(topology.graph, load)
+            found = self._measured[name] = measured(topology.graph, load, estimates.get(name, load), edges)
+            if found.network.external_rate <= 0 and not any(found.carried.values()):
                 continue
             corrections = self._corrections.setdefault(name, Corrections())
             self.predictions[name] = compared_latency(corrections.applied(found.network), found.times, found.whole)
@@ -127,9 +130,10 @@ class Elasticity:
             if topology is None or found is None or name not in sample.loads:
                 continue
             prediction = sample.predictions.get(name)
-            window = ElasticWindow(sample.at, sample.seconds, self._corrections.setdefault(name, Corrections())
-                                   .applied(found.network), prediction.measured_ms if prediction else None, found.backlog,
-                                   _settling(topology, sample.loads[name]), _under_way(topology) or found.missing)
+            network = self._corrections.setdefault(name, Corrections()).applied(found.network)
+            window = ElasticWindow(sample.at, sample.seconds, network, prediction.measured_ms if prediction else None,
+                                   found.backlog, found.carried, _settling(topology, sample.loads[name]),
+                                   _under_way(topology) or found.missing)
             for decision in loop.end_window(now, window):
                 self._handle(loop, decision, now)
 
@@ -169,7 +173,7 @@ class Elasticity:
 
     def forget(self, topology: str) -> None:
         """Forget a topology that has ended."""
-        for by_name in (self._corrections, self._measured, self._loops, self.predictions):
+        for by_name in (self._corrections, self._selectivities, self._measured, self._loops, self.predictions):
             by_name.pop(topology, None)
         self._calm.discard(topology)
 
@@ -350,7 +354,7 @@ def _not_resumed(topology: str, setting: ElasticSetting, error: Exception) -> Sa
 def _settling(topology: TopologyState, load: Load) -> bool:
     """True if the window does not cover all tasks, or some of them only in part."""
     ours = [TaskId(component.name, index) for component in topology.graph.components for index in range(component.par)]
-    return bool(load.settling) or any(task not in load.tasks for task in ours)
+    return not set(ours).isdisjoint(load.settling) or any(task not in load.tasks for task in ours)
 
 
 def _under_way(topology: TopologyState) -> str:

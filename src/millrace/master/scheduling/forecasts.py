@@ -52,9 +52,15 @@ class Forecasts:
                 log.warning("no forecast", exc_info=error)
                 if not self._failing:
                     self._failing = True
-                    self._failed(error)
+                    self._report(error)
             with self._lock:
                 self._newest = peaks
+
+    def _report(self, error: Exception) -> None:
+        try:
+            self._failed(error)
+        except Exception:  # the thread must go on: it makes the next forecast
+            log.exception("could not report that there is no forecast")
 
     def _taken(self) -> PastRates | None:
         with self._lock:

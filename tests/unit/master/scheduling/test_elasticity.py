@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,6 +153,25 @@ def test_while_a_migration_runs_nothing_changes() -> None:
     assert run.tasks == 7
 
 
+@pytest.mark.parametrize(("model", "goal"), [("erstream", {"t_max_ms": 100}), ("ds2", {})])
+def test_a_source_that_is_only_drained_is_not_idle(model: str, goal: dict[str, Any]) -> None:
+    """A file: nothing is added to it, so that it offers nothing, and the tasks are at their limit."""
+    run, lag = Run(graph(tasks=8)), 1_000_000
+    run.elastic.choose("t", model, goal)
+    for _ in range(40):
+        run.now += SECONDS
+        made = load(run.master.topologies["t"].graph, 10_000.0)
+        lines = made.tasks[TaskId("lines", 0)]
+        lag -= lines.emitted
+        made = replace(made, tasks={**made.tasks, TaskId("lines", 0): replace(lines, offered=0, lag=lag)})
+        sample = run.elastic.predict(WindowSample(1e9 + run.now, SECONDS, {"t": made}), {"t": made})
+        run.elastic.end_window(run.now, sample)
+        shown = sample.predictions["t"]
+        assert shown.measured_ms == pytest.approx(1000 * SECONDS * lag / lines.emitted, rel=0.01) and shown.predicted_ms is None
+    assert 8 < run.tasks <= 13
+    assert run.elastic.settings()["topologies"]["t"]["standing"] == f"{lag:,} tuples wait at the sources and are worked off"
+
+
 def test_a_dry_run_says_so() -> None:
     run = Run()
     run.elastic.choose("t", "ds2", {"dry_run": True})
@@ -222,6 +242,30 @@ def test_predictive_is_chosen_when_its_library_is_imported() -> None:
     run = Run()
     chosen = run.elastic.choose("t", "predictive", {"t_max_ms": 40, "horizon": 30})
     assert chosen.result(timeout=60)["topologies"]["t"]["parameters"] == {"horizon": 30.0, "season": 0.0}
+
+
+def test_a_season_that_cannot_be_seen_is_refused_and_nothing_changes() -> None:
+    run = Run()
+    chosen = run.elastic.choose("t", "predictive", {"t_max_ms": 40, "season": 6, "period": 5})
+    with pytest.raises(BadParameter, match="season = 6 is shorter than two windows of 5 s"):
+        chosen.result(timeout=60)
+    assert run.elastic.models() == {} and run.master.topologies["t"].elastic is None
+
+
+def test_a_topology_with_a_short_period_leaves_the_windows_of_others_as_they_are() -> None:
+    """Load windows of two and a half seconds are joined: `t` needs two windows of five."""
+    run = Run(graph("t"), graph("u"))
+    run.elastic.choose("t", "ds2", {})
+    run.elastic.choose("u", "ds2", {"period": 2.5})
+    assert run.elastic.window_seconds == 2.5
+    scaled = []
+    for number in range(1, 5):
+        loads = {name: replace(load(topology.graph, 240), window_seconds=2.5) for name, topology in
+                 run.master.topologies.items()}
+        sample = WindowSample(1e9 + number, 2.5, loads)
+        run.elastic.end_window(2.5 * number, run.elastic.predict(sample, loads))
+        scaled.append([event.name for event in run.master.told if isinstance(event, Rescaled)])
+    assert scaled == [[], ["u"], ["u"], ["u", "t"]]
 
 
 def test_decisions_of_earlier_masters_are_remembered() -> None:

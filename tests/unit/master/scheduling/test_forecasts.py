@@ -89,6 +89,19 @@ def test_a_forecast_that_fails_is_reported_once_and_there_is_none_then() -> None
     assert [str(error) for error in failures] == ["no optimum"] * 2
 
 
+def test_a_report_that_fails_does_not_end_the_forecasts() -> None:
+    def failed(error: Exception) -> None:
+        raise RuntimeError("the loop is closed") from error
+
+    gated = Gated()
+    forecasts = Forecasts(gated, failed)
+    for rate, expected in ((-1, {}), (3, {"a": 6})):
+        forecasts.after(past(rate))
+        gated.let()
+        gated.ended()
+        assert forecasts.after(PastRates()) == expected
+
+
 def test_the_model_uses_the_newest_forecast_that_is_ready() -> None:
     limits = Limits(c_max=20)
     inner = make_model("predictive", {}, limits)

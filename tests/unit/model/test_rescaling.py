@@ -1,0 +1,69 @@
+"""Limits on the number of tasks of components, and the reasons of those that keep theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millrace.api.bolt import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.spout import ReplayableSpout, Spout
+from millrace.api.topology import Topology
+from millrace.errors import TopologyError
+from millrace.model.graph import graph_of
+from millrace.model.rescaling import rescaled
+
+
+class Unread(Spout):
+    outputs = ["key"]
+
+    def next_tuple(self) -> None: ...
+
+
+class Read(ReplayableSpout):
+    outputs = ["key"]
+
+    def seek(self, position: int) -> None: ...
+
+    def next_tuple(self) -> None: ...
+
+
+class Step(Bolt):
+    def process(self, tup: Any) -> None: ...
+
+
+class Sources(Topology):
+    unread = Unread.spec(par=2)
+    whole = Read.spec(par=2)
+    split = Read.spec(par=2, config={"splits": 4})
+    table = Spout.from_dataframe("their.module:make", outputs=["key"])
+    step = Step.spec(inputs={unread: Grouping.SHUFFLE, whole: Grouping.SHUFFLE, split: Grouping.SHUFFLE,
+                             table: Grouping.SHUFFLE})
+
+
+@pytest.mark.parametrize(("name", "tasks", "says"), [
+    ("unread", 3, "cannot be read from a position, .* it keeps its 2 tasks. A ReplayableSpout with splits can be scaled"),
+    ("whole", 3, r"Declare it with splits, for example config=\{'splits': 16\}"),
+    ("split", 5, "its source has 4 splits, and each task needs one, so it can have 4 at most"),
+    ("table", 2, "reads a DataFrame, whose partitions Spark sends to its 1 task: their number is fixed while it runs"),
+])
+def test_spouts_that_cannot_have_so_many_tasks(name: str, tasks: int, says: str) -> None:
+    graph = graph_of(Sources, "sources")
+    with pytest.raises(TopologyError, match=f"'{name}' of 'sources' .*{says}"):
+        rescaled(graph, {"split": 3, name: tasks})
+
+
+def test_a_spout_can_have_as_many_tasks_as_splits() -> None:
+    graph = graph_of(Sources, "sources")
+    assert rescaled(graph, {"split": 4, "step": 2}).parallelism == {**graph.parallelism, "split": 4, "step": 2}
+    assert rescaled(graph, {"split": 2, "unread": 2}) is graph
+
+
+def test_a_spout_that_cannot_be_read_again_has_no_splits() -> None:
+    class Divided(Topology):
+        unread = Unread.spec(config={"splits": 16})
+        step = Step.spec(inputs={unread: Grouping.SHUFFLE})
+
+    with pytest.raises(TopologyError, match="'unread' cannot have splits: Unread cannot be read from a position"):
+        graph_of(Divided, "divided")
