@@ -125,3 +125,10 @@ def settled(draw: st.DrawFn, most_mhz: float = 600.0, others: bool = True) -> Si
     return Situation(topologies, cluster, {graph.name: draw(loads(graph, most_mhz, odd=False)) for graph in every
                                       if draw(st.integers(0, 4))},  # some have no load yet
                      {graph.name: draw(plans(graph, places)) for graph in every})
+
+
+def with_pinned_spouts(situation: Situation) -> Situation:
+    """The same situation with spouts that cannot be moved."""
+    graphs = tuple(replace(graph, components=tuple(replace(part, movable=bool(part.inputs)) for part in graph.components))
+                   for graph in situation.graphs)
+    return replace(situation, graphs=graphs)

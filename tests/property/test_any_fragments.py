@@ -124,3 +124,16 @@ def test_the_shape_uses_each_other_worker_once(workers):
     r, c = shape(workers)
     assert r + c == min(10, max(0, workers - 1))
     assert (r, c) <= (7, 3) and c <= 3
+
+
+@given(st.dictionaries(st.integers(0, 14), st.sampled_from("abcdef"), max_size=12), st.integers(0, 14),
+       st.lists(st.integers(0, 14), max_size=6), st.lists(st.integers(0, 14), max_size=6, unique=True), st.integers(0, 10))
+def test_each_block_goes_to_the_worker_and_node_with_the_fewest(node_of, task, upstream, layer, blocks):
+    ring = layer[layer.index(task) + 1:] + layer[:layer.index(task) + 1] if task in layer else layer
+    alive = [slot for slot in dict.fromkeys([*upstream, *ring, *sorted(node_of)]) if slot in node_of]
+    candidates = [slot for slot in alive if slot != task] or alive
+    chosen: list[int] = []
+    for _ in range(blocks if candidates else 0):
+        nodes = [node_of[slot] for slot in chosen]
+        chosen.append(min(candidates, key=lambda slot: (chosen.count(slot), nodes.count(node_of[slot]))))
+    assert holders(task, upstream, layer, node_of, blocks) == chosen

@@ -30,12 +30,14 @@ def loads(draw: st.DrawFn, settling: bool = True, seconds: st.SearchStrategy[flo
     present = draw(st.sets(st.sampled_from(TASKS)))
     pairs = st.tuples(st.sampled_from(TASKS), st.sampled_from(TASKS))
     return Load(draw(seconds), {task: draw(task_loads()) for task in present}, draw(st.dictionaries(pairs, amounts)),
-                tuple(draw(st.sets(st.sampled_from(TASKS)))) if settling else ())
+                tuple(draw(st.sets(st.sampled_from(TASKS)))) if settling else (),
+                traffic_bytes=draw(st.dictionaries(pairs, amounts)))
 
 
 def values(load: Load) -> dict[object, float]:
     """Return all estimated values as rates."""
     rates: dict[object, float] = {pair: tuples / load.window_seconds for pair, tuples in load.traffic.items() if tuples}
+    rates.update({("bytes", *pair): size / load.window_seconds for pair, size in load.traffic_bytes.items() if size})
     for task, measured in load.tasks.items():
         rates.update({(task, name): getattr(measured, name) / load.window_seconds for name in COUNTERS + SECONDS})
         rates.update({(task, name): getattr(measured, name) for name in LEVELS})

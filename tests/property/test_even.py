@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from hypothesis import assume, given
@@ -102,7 +102,7 @@ def test_every_task_is_placed_once_on_a_slot_that_is_alive_or_reported(scheduler
 def test_the_same_question_has_the_same_answer(scheduler: Even, case: Case) -> None:
     result = case.ask(scheduler)
     assert case.ask(scheduler) == result
-    turned = dataclasses.replace(case.cluster, slots=case.cluster.slots[::-1], nodes=case.cluster.nodes[::-1])
+    turned = replace(case.cluster, slots=case.cluster.slots[::-1], nodes=case.cluster.nodes[::-1])
     assert case._replace(cluster=turned).ask(scheduler) == result, "the order in which slots are listed must not matter"
 
 
@@ -168,22 +168,28 @@ def test_a_first_assignment_is_even_and_uses_as_many_nodes_as_it_can(graph: Topo
 
 
 @given(cases(least_slots=1, others=False))
-def test_spreading_back_moves_as_few_as_possible_and_only_for_an_empty_slot(case: Case) -> None:
+def test_any_plan_becomes_as_even_as_a_first_assignment(case: Case) -> None:
     assume(case.graphs)
-    tasks_by_name = {graph.name: set(graph.tasks()) for graph in case.graphs}
-    case = case._replace(plans={name: plan for name, plan in case.plans.items() if name in tasks_by_name})
+    names = {graph.name for graph in case.graphs}
+    case = case._replace(plans={name: plan for name, plan in case.plans.items() if name in names})
     plans = resulting(case, case.ask(Even()))
     alive = [slot.number for slot in case.cluster.slots]
-    stayed = Counter(slot for name, plan in case.plans.items() for task, slot in plan.placement.items()
-                     if task in tasks_by_name[name])
-    kept = sorted((stayed[slot] for slot in alive), reverse=True)
-    total = sum(map(len, tasks_by_name.values()))
-    moved = sum(case.plans[name].placement[task] in alive
-                for name in case.plans for task in Plan.diff(case.plans[name], plans[name]).moved)
-    if total - sum(kept) >= kept.count(0) or kept[0] < 2:  # newly placed tasks fill the empty slots
-        assert moved == 0
-        return
-    least, larger = divmod(total, len(alive))
+    every = Counter(slot for plan in plans.values() for slot in plan.placement.values())
+    assert max(every[slot] for slot in alive) - min(every[slot] for slot in alive) <= 1
+    for graph in case.graphs:
+        for part in graph.components:
+            alike = Counter(slot for task, slot in plans[graph.name].placement.items() if task.component == part.name)
+            assert max(alike[slot] for slot in alive) - min(alike[slot] for slot in alive) <= 1
+
+
+@given(cases(least_slots=1, others=False))
+def test_a_component_that_is_on_few_slots_moves_as_few_tasks_as_possible(case: Case) -> None:
+    assume(case.graphs)
+    graph = replace(case.graphs[0], components=case.graphs[0].components[:1], ackers=0)
+    alive = [slot.number for slot in case.cluster.slots]
+    before = Plan(1, {task: alive[task.index % (1 + len(alive) // 2)] for task in graph.tasks()})
+    case = Case((graph,), case.cluster, {graph.name: before})
+    moved = len(Plan.diff(before, resulting(case, case.ask(Even()))[graph.name]).moved)
+    kept = sorted((Counter(before.placement.values())[slot] for slot in alive), reverse=True)
+    least, larger = divmod(len(graph.tasks()), len(alive))
     assert moved == sum(max(0, count - least - (rank < larger)) for rank, count in enumerate(kept))
-    after = Counter(slot for plan in plans.values() for slot in plan.placement.values())
-    assert max(after[slot] for slot in alive) - min(after[slot] for slot in alive) <= 1

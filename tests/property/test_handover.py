@@ -175,6 +175,9 @@ class Net:
 class FakeSpout:
     number, incarnation = 5, 1
 
+    def __init__(self) -> None:
+        self.to_ackers: defaultdict[int, int] = defaultdict(int)
+
 
 def root_of(tree: Tree) -> int:
     return make_root(tree.root % ACKERS, tree.root)
@@ -193,9 +196,9 @@ def test_ackers_that_move_about_forget_nothing_and_nobody_sends_in_circles(fores
             spout: object = FakeSpout()
             todo.append(lambda root=root, tree=tree, spout=spout: net.trackers[SPOUT_SLOT].open(root, tree.opened, spout))
         elif message == "fail":
-            todo.append(lambda root=root, tracker=tracker: tracker.fail([root]))
+            todo.append(lambda root=root, tracker=tracker: tracker.fail([root], defaultdict(int)))
         else:
-            todo.append(lambda root=root, tracker=tracker, edges=message: tracker.add(root, edges))
+            todo.append(lambda root=root, tracker=tracker, edges=message: tracker.add(root, edges, defaultdict(int)))
     todo += [lambda: net.move(order.randrange(ACKERS), order.randrange(slots))] * moves
     order.shuffle(todo)
     for step in todo:

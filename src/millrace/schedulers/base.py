@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from millrace.model.cluster import Cluster
 from millrace.model.frozen import FrozenMap
@@ -12,17 +12,22 @@ from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan, initial_key_groups, rescaled_key_groups
 
+MHZ, LOOPS = "MHz", "loops"  # units of the two resources that can be overloaded: CPU, and the time of workers' loops
+
 
 @dataclass(frozen=True, slots=True)
 class Overload:
     """A node or worker that would get more load than it has capacity for."""
 
     where: str  # "node a", "worker 3"
-    asked_mhz: float
-    has_mhz: float
+    asked: float
+    has: float
+    unit: str = MHZ
 
     def __str__(self) -> str:
-        return f"{self.where} would need {self.asked_mhz:,.0f} MHz and has {self.has_mhz:,.0f}"
+        if self.unit == LOOPS:
+            return f"{self.where} would be busy for {self.asked:.0%} of the time"
+        return f"{self.where} would need {self.asked:,.0f} MHz and has {self.has:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,17 @@ class Scheduler(Protocol):
         has neither. A plan whose topology is not among the graphs must not change, but its tasks use capacity. Must be a
         pure function: the same arguments give the same answer, and the call changes nothing.
         """
+        ...
+
+
+@runtime_checkable
+class PlacesTasks(Protocol):
+    """A scheduler that has a rule of its own for tasks without a slot, even if nothing is known of their load."""
+
+    def place(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+              plan: Mapping[str, Plan]) -> SchedulingResult:
+        """Slots for the tasks that have none: at the start, after a loss, and for tasks that are added. All others stay. The
+        arguments are those of `Scheduler.schedule`. Called while a stream waits for its tasks, so it must be quick."""
         ...
 
 

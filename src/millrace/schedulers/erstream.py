@@ -14,31 +14,39 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.pairing import assign_in_two_phases, move_if_better
+from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.problem import Problem
+from millrace.schedulers.problem import Objective
 
 
 @dataclass(frozen=True, slots=True)
-class ErStream:
+class ErStream(Objective):
     """Takes pairs of tasks in order of their traffic. If neither is placed, both go to the worker with the lowest CPU; if one
     is, the other goes to the worker with room that adds the least traffic between workers. Then the same with workers and
-    nodes. Tasks in no pair go last, to the least loaded worker. Tasks move only if traffic between nodes falls enough.
+    nodes. Tasks in no pair go last, to the least loaded worker. Tasks move only if traffic between nodes falls enough, or if
+    that relieves an overload.
     """
 
     u: float = parameter(0.8, "CPU utilization up to which a worker or node accepts more tasks.", low=0.01, high=1.0)
     tr_improve: float = parameter(0.1, "Tasks move only if traffic between nodes falls by at least this share.",
                                   low=0.0, high=1.0)
+    overload: float = parameter(0.95, "Tasks also move, whatever their traffic, if that relieves a worker or node that uses "
+                                      "more than this share of its CPU or loop.", low=0.01, high=1.0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @property
+    def packing(self) -> float:
+        """Share of a node or worker that it fills."""
+        return self.u
+
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
-        problem = Problem.of(graphs, cluster, load, plan)
+        problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
         assignment = assign_in_two_phases(problem, self.u, revise=False, each_topology=False)
-        return move_if_better(problem, assignment, self.u, self.tr_improve, more=False)
+        return move_if_better(problem, assignment, PairLimits(self.u, self.tr_improve, False, self.overload))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, zip_longest
 from typing import NamedTuple
 
@@ -21,17 +21,16 @@ from millrace.schedulers.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """Places tasks round-robin over the slots, nodes in turn. A task on a live slot stays there. A topology that sets
-    `topology.workers` uses at most that many slots.
+    """Places tasks round-robin over the slots, nodes in turn. A plan that is not even becomes so again with few moves. A
+    topology that sets `topology.workers` uses at most that many slots.
 
     The load does not affect the plan; if it is known, overloads are reported.
     """
 
     one_worker_per_node: bool = parameter(False, "A topology uses at most one slot of each node (T-Storm's rule for a first "
                                                  "assignment).")
-    spread_back: bool = parameter(True, "When a slot is empty, for example after a node returned, move as few tasks as "
-                                        "possible until the task counts of the slots differ by at most one. False: a task "
-                                        "is moved only when its slot is gone.")
+    spread_back: bool = parameter(True, "Move tasks until the slots have equally many, and equally many of each component, "
+                                        "give or take one. False: a task is moved only when its slot is gone.")
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -53,6 +52,11 @@ class Even:
         if all(plan.get(name) == new for name, new in plans.items()):
             return NoChange(f"all tasks of {len(plans)} topologies are on live slots", overload)
         return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots", overload)
+
+    def place(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+              plan: Mapping[str, Plan]) -> SchedulingResult:
+        """Slots for the tasks that have none; see base.PlacesTasks."""
+        return replace(self, spread_back=False).schedule(graphs, cluster, load, plan)
 
     def _keep(self, slots: _SlotCounts, graphs: Sequence[TopologyGraph], plan: Mapping[str, Plan]) -> None:
         """Leaves every task where it is if it may stay; counts tasks of other topologies."""
@@ -135,23 +139,62 @@ class _SlotCounts:
         return len(homeless)
 
     def level(self) -> int:
-        """Moves tasks until all slots are level, if an empty slot could take a task; returns the number of moves."""
-        moved = 0
-        move = self.best_move(only_to_empty=True)
-        while move is not None:
-            group, source, target = move
-            index = max(self.on[source][group])
-            self.take(group, index, source)
-            self.put(group.topology, TaskId(group.component, index), target)
-            moved += 1
-            move = self.best_move()
+        """Moves tasks until all slots have equally many, then until they have equally many of each component, give or take
+        one; returns the number of moves."""
+        groups = sorted({group for on_slot in self.on.values() for group in on_slot} - self.pinned)
+        moved, before = 0, -1
+        while moved != before:  # a component that is spread may open the way for a move that its topology was not allowed
+            before = moved
+            while (move := self.best_move()) is not None:
+                self.move(*move)
+                moved += 1
+            moved += sum(self.spread(group) for group in groups)
         return moved
 
-    def best_move(self, only_to_empty: bool = False) -> tuple[_Group, int, int] | None:
+    def spread(self, group: _Group) -> int:
+        """Moves tasks of the component from slots with many of them to slots with few, and others in return so that the slots
+        stay level; returns the number of moves."""
+        moved = 0
+        while (moves := self.next_spread(group)):
+            for move in moves:
+                self.move(*move)
+            moved += len(moves)
+        return moved
+
+    def next_spread(self, group: _Group) -> list[tuple[_Group, int, int]]:
+        """One move of a task of the component, with another in return unless the slots are level without; none if its counts
+        differ by at most one, or nothing else may move in return."""
+        alike = {slot: len(on_slot.get(group, ())) for slot, on_slot in self.on.items()}
+        target = min((slot for slot in alike if self.allowed(group.topology, slot)), default=None,
+                     key=lambda slot: (alike[slot], self.counts[slot], self.rank[slot]))
+        if target is None:
+            return []
+        for source in sorted(alike, key=lambda slot: (-alike[slot], -self.counts[slot], self.rank[slot])):
+            if alike[source] - alike[target] < 2:
+                return []
+            if self.counts[source] > self.counts[target]:
+                return [(group, source, target)]
+            if (back := self.exchanged_for(group, source, target)) is not None:
+                return [(group, source, target), (back, target, source)]
+        return []
+
+    def exchanged_for(self, group: _Group, source: int, target: int) -> _Group | None:
+        """The component that gives a task to `source` for one that `target` gets: the one that `target` has most more of."""
+        more = {other: len(tasks) - len(self.on[source].get(other, ())) for other, tasks in self.on[target].items()
+                if other not in self.pinned and other != group and self.allowed(other.topology, source)}
+        best = min(more, key=lambda other: (-more[other], other), default=None)
+        return best if best is not None and more[best] > 0 else None
+
+    def move(self, group: _Group, source: int, target: int) -> None:
+        index = max(self.on[source][group])
+        self.take(group, index, source)
+        self.put(group.topology, TaskId(group.component, index), target)
+
+    def best_move(self) -> tuple[_Group, int, int] | None:
         """The move from the fullest slot that can give a task to the emptiest that may take it; None if it gains nothing."""
         targets = sorted(self.counts, key=lambda slot: (self.counts[slot], self.rank[slot]))
         for source in reversed(targets):
-            most = 0 if only_to_empty else self.counts[source] - 2
+            most = self.counts[source] - 2
             if self.counts[source] - self.counts[targets[0]] < 2:
                 return None
             best = None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from millrace.schedulers.problem import Floats, Ints, Problem
+from millrace.schedulers.problem import Flags, Floats, Ints, Problem
 
 GRID = 1e-6  # costs that differ by less than this are equal
 
@@ -19,7 +18,16 @@ def moves(problem: Problem, labels: Ints, k: int) -> Ints:
     return np.bincount(labels[running], minlength=k) - stay
 
 
-def match(cost_of_node: Floats, allowed: NDArray[np.bool_], moved: Ints, wanted: NDArray[np.bool_]) -> Ints | None:
+def allowed_nodes(problem: Problem, labels: Ints, fitting: Flags) -> Flags:
+    """(nodes, k): True if the subgraph may go to the node. One with a task that cannot be moved goes to that task's node and to
+    no other; for the rest, `fitting` tells it."""
+    allowed = fitting.copy()
+    allowed[:, labels[problem.pinned]] = False
+    allowed[problem.nodes_of(problem.current)[problem.pinned], labels[problem.pinned]] = True
+    return allowed
+
+
+def match(cost_of_node: Floats, allowed: Flags, moved: Ints, wanted: Flags) -> Ints | None:
     """The node of each wanted subgraph (others get -1), no two on one node; None if that is impossible.
 
     The cost is that of the nodes used. A subgraph takes the same wherever it goes, so leaving it out changes no choice,

@@ -11,13 +11,13 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.pairing import assign_in_two_phases, move_if_better
+from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.problem import Problem
+from millrace.schedulers.problem import Objective
 
 
 @dataclass(frozen=True, slots=True)
-class Online:
+class Online(Objective):
     """Takes, for each topology, its pairs of tasks in order of their traffic. If neither is placed, both go to the least loaded
     worker; else all ways to put the two into their workers and the least loaded one are compared, and the one with the least
     traffic between workers is taken. Then the same with workers and nodes. `topology.workers` limits the number of workers.
@@ -26,16 +26,23 @@ class Online:
     limit: float = parameter(0.9, "Share of a worker's core and of a node's CPU that may be used.", low=0.01, high=1.0)
     improvement: float = parameter(0.1, "Tasks move only if traffic between nodes falls by more than this share.",
                                    low=0.0, high=1.0)
+    overload: float = parameter(0.95, "Tasks also move, whatever their traffic, if that relieves a worker or node that uses "
+                                      "more than this share of its CPU or loop.", low=0.01, high=1.0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @property
+    def packing(self) -> float:
+        """Share of a node or worker that it fills."""
+        return self.limit
+
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
-        problem = Problem.of(graphs, cluster, load, plan)
+        problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
         assignment = assign_in_two_phases(problem, self.limit, revise=True, each_topology=True)
-        return move_if_better(problem, assignment, self.limit, self.improvement, more=True)
+        return move_if_better(problem, assignment, PairLimits(self.limit, self.improvement, True, self.overload))

@@ -17,22 +17,25 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.placing import affinity, place_homeless
-from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints, Problem
+from millrace.schedulers.placing import place_homeless, slot_saving
+from millrace.schedulers.problem import COST, ROUNDING, Flags, Floats, Ints, Objective, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Otd:
-    """Classifies workers as high, normal or low by their CPU and queues. If there are high and low workers, a task moves
-    from the most loaded one to a low one. If there are only high ones, it warns that resources are insufficient. If there are
-    only low ones, a task moves to where most of its traffic is, if that gains enough. Otherwise nothing moves.
+class Otd(Objective):
+    """Classifies workers as high, normal or low by their CPU, the time of their loop, and queues. If there are high and low
+    workers, a task moves from the most loaded one to a low one. If there are only high ones, it warns that resources are
+    insufficient. If there are only low ones, a task moves to where most of its traffic is, if that gains enough. Otherwise
+    nothing moves.
 
     A balancing move leaves both workers below the load that the source had, and a move for the traffic makes no worker high,
     so under a constant load the moves come to an end.
     """
 
-    high: float = parameter(0.8, "A worker counts as overloaded at or above this share of a core.", low=0.01, high=1.0)
-    low: float = parameter(0.5, "A worker is low up to this share of a core, if its queues are short.", low=0.0, high=1.0)
+    high: float = parameter(0.8, "A worker counts as overloaded at or above this share of a core, or of its loop's time.",
+                            low=0.01, high=1.0)
+    low: float = parameter(0.5, "A worker is low up to this share of a core and of its loop's time, if its queues are short.",
+                           low=0.0, high=1.0)
     queue_high: int = parameter(10_000, "A worker counts as overloaded if a task there had more tuples waiting than this for "
                                         "two windows.", low=0)
     queue_low: int = parameter(1_000, "Queues are short up to this many tuples waiting for one task.", low=0)
@@ -41,13 +44,20 @@ class Otd:
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
     WEIGHS_ITSELF: ClassVar[bool] = True
+    COOL_DOWN_SECONDS: ClassVar[float] = 0.0  # it waits by itself for the effect of a move
+    ESTIMATOR: ClassVar[str] = "last"
 
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @property
+    def packing(self) -> float:
+        """Share of a node or worker that it fills."""
+        return self.high
+
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
-        problem = Problem.of(graphs, cluster, load, plan)
+        problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
         if (problem.current < 0).any():  # tasks without a worker come first: their effect is not measured yet
@@ -75,28 +85,27 @@ class Otd:
             return None, (f"{_numbers(workers, workers.high)} overloaded; waiting for the effect of a task that was started "
                           "or moved just now")
         for source in sources[np.lexsort((-workers.queue_floor[sources], -workers.share[sources]))]:
-            tasks = np.flatnonzero((problem.current == source) & ~problem.settling & (problem.cpu > 0))
+            tasks = np.flatnonzero((problem.current == source) & workers.free & (problem.needs > 0).any(axis=0))
             move = workers.best_move(tasks, self.high, below=float(workers.share[source]))
             if move is not None:
-                return move, (f"{workers.describe(move)}: worker {problem.slot_numbers[source]} used "
-                              f"{workers.share[source]:.0%} of a core")
+                return move, f"{workers.describe(move)}: {workers.use_of(int(source))}"
         return None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded, and no task there can move "
                       "without overloading another worker as much. Add workers, or raise the parallelism")
 
     def _gather(self, workers: _Workers) -> tuple[_Move | None, str]:
         """Makes the one move that turns most traffic local."""
         problem = workers.problem
-        tasks = np.flatnonzero(~problem.settling & ~workers.settling[problem.current])
+        tasks = np.flatnonzero(workers.free & ~workers.settling[problem.current])
         move = workers.best_move(tasks, self.high)
         enough = 0.0 if move is None else max(self.threshold, problem.task_traffic[move.task] * (ROUNDING - 1))
         if move is None or move.gain <= enough:
-            best = "no task can move" if move is None else f"the best move would make {move.gain:,.1f} tuples/s local"
+            best = "no task can move" if move is None else f"the best move {workers.effect(move)}"
             return None, f"no worker is overloaded; {best}, and {self.threshold:,.1f} are required"
         return move, workers.describe(move)
 
 
 class _Move(NamedTuple):
-    """A task, its new slot, and the ASC: tuples per second that become local less those that cease to be."""
+    """A task, its new slot, and the ASC: the traffic that becomes local less that which ceases to be."""
 
     task: int
     slot: int
@@ -108,7 +117,7 @@ class _Workers:
     """CPU, queues and class of the workers, by slot."""
 
     problem: Problem
-    share: Floats  # CPU, as a share of a core
+    share: Floats  # the larger of its shares of a core and of its loop
     queue_floor: Floats  # the largest of its tasks
     high: Flags
     low: Flags
@@ -117,7 +126,7 @@ class _Workers:
     @classmethod
     def of(cls, problem: Problem, load: Mapping[str, Load], rules: Otd) -> _Workers:
         floor, queue = _queues(problem, load)
-        share = problem.slot_load(problem.current) / np.maximum(problem.slot_capacity, 1e-9)
+        share = np.max(problem.slot_used(problem.current) / np.maximum(problem.slot_limit, 1e-9), axis=0)
         settling = [problem.plans[name].placement.get(task) for name, measured in load.items() if name in problem.plans
                     for task in measured.settling]
         return cls(
@@ -127,19 +136,29 @@ class _Workers:
             settling=np.isin(problem.slot_numbers, [slot for slot in settling if slot is not None]),
         )
 
+    @property
+    def free(self) -> Flags:
+        """Tasks that may move: neither pinned nor settling."""
+        return ~self.problem.pinned & ~self.problem.settling
+
     def best_move(self, tasks: Ints, high: float, below: float = np.inf) -> _Move | None:
-        """The move of one of these tasks with the largest ASC; among equals, the one with the least loaded target. Targets
-        are the least loaded low worker of each node; the load of a target must stay below `high` and `below`."""
+        """The move of one of these tasks with the largest ASC; among equals, the one with the least loaded target. The load of
+        a target must stay below `high` and `below`, and that of another node within its CPU."""
         problem, targets = self.problem, self.targets()
         best: tuple[tuple[float, float, int, int], _Move] | None = None
-        nodes = problem.nodes_of(problem.current)
+        limit = np.maximum(problem.slot_limit[:, targets], 1e-9)
+        used, target_nodes = problem.slot_used(problem.current)[:, targets], problem.slot_node[targets]
+        spare = problem.node_capacity * ROUNDING - problem.node_load(problem.current)
         for task in tasks.tolist():
-            after = self.share[targets] + problem.cpu[task] / np.maximum(problem.slot_capacity[targets], 1e-9)
-            fits = (after < high) & (after * ROUNDING < below) & (targets != problem.current[task])
+            present = problem.current[task]
+            after = np.max((used + problem.needs[:, task, np.newaxis]) / limit, axis=0)
+            same_node = target_nodes == problem.slot_node[present]
+            fits = (after < high) & (after * ROUNDING < below) & (targets != present)
+            fits &= same_node | (problem.cpu[task] <= spare[target_nodes])
             if not fits.any():
                 continue
-            near = affinity(problem, task, nodes, problem.nodes)
-            gain = near[problem.slot_node[targets]] - near[nodes[task]]
+            saved = slot_saving(problem, task, problem.current, np.append(targets, present))
+            gain = saved[:-1] - saved[-1]
             for target in np.flatnonzero(fits & (gain == gain[fits].max())):
                 rank = (-float(gain[target]), float(after[target]), task, int(targets[target]))
                 if best is None or rank < best[0]:
@@ -147,8 +166,10 @@ class _Workers:
         return best[1] if best else None
 
     def targets(self) -> Ints:
-        """The least loaded low worker of each node."""
+        """The least loaded low worker of each node; all low ones if traffic between workers of a node counts."""
         low = np.flatnonzero(self.low & ~self.settling)
+        if self.problem.between_workers:
+            return low
         low = low[np.lexsort((low, self.share[low], self.problem.slot_node[low]))]
         _, first = np.unique(self.problem.slot_node[low], return_index=True)
         return low[first]
@@ -157,7 +178,19 @@ class _Workers:
         problem = self.problem
         name, task = problem.tasks[move.task]
         return (f"{task} of {name!r} goes from worker {problem.slot_numbers[problem.current[move.task]]} to "
-                f"{problem.slot_numbers[move.slot]}, which makes {move.gain:,.1f} tuples/s more local")
+                f"{problem.slot_numbers[move.slot]}, which {self.effect(move, 'more ')}")
+
+    def effect(self, move: _Move, more: str = "") -> str:
+        """The gain of the move, in words."""
+        if self.problem.minimise == COST or self.problem.between_workers:
+            return f"saves {self.problem.in_words(move.gain, 1)}"
+        return f"makes {move.gain:,.1f} {self.problem.minimise}/s {more}local"
+
+    def use_of(self, slot: int) -> str:
+        """The use of a worker, in words."""
+        core, loop = self.problem.slot_used(self.problem.current)[:, slot] / np.maximum(self.problem.slot_limit[:, slot], 1e-9)
+        what = f"used {core:.0%} of a core" if core >= loop else f"was in user code for {loop:.0%} of the time"
+        return f"worker {self.problem.slot_numbers[slot]} {what}"
 
 
 def _queues(problem: Problem, load: Mapping[str, Load]) -> tuple[Floats, Floats]:

@@ -13,8 +13,14 @@ def by_traffic(problem: Problem, tasks: Ints) -> Ints:
     return tasks[np.argsort(-problem.task_traffic[tasks], kind="stable")]
 
 
+def by_size(problem: Problem, tasks: Ints) -> Ints:
+    """The tasks in order of what they need of a worker, largest first; equals keep their order."""
+    core = max(float(problem.slot_capacity.max(initial=0.0)), 1e-9)
+    return tasks[np.argsort(-np.maximum(problem.cpu[tasks] / core, problem.time[tasks]), kind="stable")]
+
+
 def affinity(problem: Problem, task: int, places: Ints, count: int) -> Floats:
-    """Tuples per second between the task and the tasks at each of `count` places; `places` has the place of every task, or
+    """Weight of the traffic between the task and the tasks at each of `count` places; `places` has the place of every task, or
     NOWHERE."""
     start, others, rates = problem.neighbours
     own = slice(start[task], start[task + 1])
@@ -23,24 +29,51 @@ def affinity(problem: Problem, task: int, places: Ints, count: int) -> Floats:
     return np.bincount(at[placed], weights=rates[own][placed], minlength=count).astype(np.float64)
 
 
+def saving(problem: Problem, task: int, nodes: Ints) -> Floats:
+    """The saving from putting the task on each node, compared with links of cost 1 to all tasks that it communicates with.
+    `nodes` has the node of every task, or NOWHERE. Without distances it is the traffic with the tasks there."""
+    near = affinity(problem, task, nodes, problem.nodes)
+    if problem.distance is None:
+        return near
+    used = np.flatnonzero(near)
+    saved: Floats = near.sum() - near[used] @ problem.distance[used]
+    return saved
+
+
+def slot_saving(problem: Problem, task: int, assignment: Ints, slots: Ints) -> Floats:
+    """The saving from putting the task on each of these slots, compared with links of cost 1 to all tasks that it communicates
+    with: the difference of two slots is that of `problem.cost`."""
+    nodes = problem.nodes_of(assignment)
+    saved = saving(problem, task, nodes)[problem.slot_node[slots]]
+    if problem.between_workers:
+        on_node = affinity(problem, task, nodes, problem.nodes)[problem.slot_node[slots]]
+        on_slot = affinity(problem, task, assignment, len(problem.slot_numbers))[slots]
+        saved = saved - problem.between_workers * (on_node - on_slot)
+    return saved
+
+
 def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
-    """The assignment with a slot for every task that has none; nothing else moves. Each goes to the node with room that
-    shares most traffic with it, or to the least loaded if none has room."""
+    """The assignment with a slot for every task that has none; nothing else moves. Each goes to the node with room, on the node
+    and in one of its workers, where its traffic costs least; if only nodes have room, to one of these; else to the least
+    loaded."""
     assignment = assignment.copy()
     missing = np.flatnonzero(assignment < 0)
     if not len(missing):
         return assignment
     nodes = problem.nodes_of(assignment)
-    load, counts = problem.node_load(assignment), _node_counts(problem, assignment)
+    used, counts = problem.node_used(assignment), _node_counts(problem, assignment)
+    limit = problem.node_limit * capacity * ROUNDING
     board = SlotBoard(problem, assignment)
-    for task in by_traffic(problem, missing):
-        room = load + problem.cpu[task] <= problem.node_capacity * capacity * ROUNDING
-        near = affinity(problem, int(task), nodes, problem.nodes)
-        node = _best(room, near, load / np.maximum(problem.node_capacity, 1e-9), counts)
+    for task in by_traffic(problem, missing).tolist():
+        need = problem.needs[:, task, np.newaxis]
+        room: Flags = np.all(used + need <= limit, axis=0)
+        in_worker = room & (np.bincount(problem.slot_node, weights=board.room(task), minlength=problem.nodes) > 0)
+        room = in_worker if in_worker.any() else room
+        node = _best(room, saving(problem, task, nodes), _share(used, problem.node_limit), counts)
         nodes[task] = node
-        load[node] += problem.cpu[task]
+        used[:, node] += need[:, 0]
         counts[node] += 1
-        board.put(int(task), node)
+        board.put(task, node)
     return board.assignment
 
 
@@ -51,12 +84,17 @@ def place_homeless(problem: Problem) -> SchedulingResult:
 
 
 def slots_within(problem: Problem, nodes: Ints) -> Ints:
-    """A slot for every task on its chosen node: its present slot if that is there, else the one with room that shares most
-    traffic with it, else the least loaded."""
-    staying = problem.nodes_of(problem.current) == nodes
-    board = SlotBoard(problem, np.where(staying & (problem.current >= 0), problem.current, NOWHERE))
-    for task in by_traffic(problem, np.flatnonzero(board.assignment < 0)):
-        board.put(int(task), int(nodes[task]))
+    """A slot for every task on its chosen node: its present slot if that is there and has room, else the one with room that
+    shares most traffic with it, else the least loaded. Where a worker would be overloaded, the tasks of the node are packed
+    again, the largest first, if that helps. Pinned tasks keep their slots; `nodes` must have theirs."""
+    staying = (problem.nodes_of(problem.current) == nodes) & (problem.current >= 0)
+    board = SlotBoard(problem, np.where(staying, problem.current, NOWHERE))
+    for slot in np.flatnonzero(board.overloaded()):
+        board.evict(int(slot))
+    for task in by_traffic(problem, np.flatnonzero(board.assignment < 0)).tolist():
+        board.put(task, int(nodes[task]))
+    for node in np.unique(problem.slot_node[board.overloaded()]):
+        board.repack(np.flatnonzero((nodes == node) & ~problem.pinned), int(node))
     return board.assignment
 
 
@@ -65,18 +103,85 @@ class SlotBoard:
 
     def __init__(self, problem: Problem, assignment: Ints) -> None:
         self.problem, self.assignment = problem, assignment
-        self.load = problem.slot_load(assignment)
-        self.counts = problem.slot_tasks_taken + np.bincount(assignment[assignment >= 0], minlength=len(self.load))
-        self.of_node = [np.flatnonzero(problem.slot_node == node) for node in range(problem.nodes)]
+        self.used = problem.slot_used(assignment)
+        self.most = problem.slot_limit * ROUNDING
+        self.counts = problem.slot_tasks_taken + np.bincount(assignment[assignment >= 0], minlength=len(self.most[0]))
+        order = np.argsort(problem.slot_node, kind="stable")
+        first = np.searchsorted(problem.slot_node[order], np.arange(problem.nodes + 1))
+        self.of_node = [order[first[node]:first[node + 1]] for node in range(problem.nodes)]
+        self.position = np.empty(len(order), dtype=np.int64)  # of each slot among those of its node
+        self.position[order] = np.arange(len(order)) - first[problem.slot_node[order]]
+
+    def room(self, task: int, slots: Ints | slice = slice(None)) -> Flags:
+        """Slots that have room for the task."""
+        room: Flags = np.all(self.used[:, slots] + self.problem.needs[:, task, np.newaxis] <= self.most[:, slots], axis=0)
+        return room
+
+    def overloaded(self) -> Flags:
+        """Slots with more than a core or a loop can do."""
+        over: Flags = np.any(self.used > self.most, axis=0)
+        return over
 
     def put(self, task: int, node: int) -> None:
-        problem, own = self.problem, self.of_node[node]
-        near = affinity(problem, task, self.assignment, len(self.load))[own]
-        room = self.load[own] + problem.cpu[task] <= problem.slot_capacity[own] * ROUNDING
-        slot = own[_best(room, near, self.load[own], self.counts[own])]
+        own = self.of_node[node]
+        near = self._traffic(task, node)
+        share = _share(self.used[:, own], self.problem.slot_limit[:, own])
+        self.add(task, int(own[_best(self.room(task, own), near, share, self.counts[own])]))
+
+    def add(self, task: int, slot: int) -> None:
+        """Puts the task on the slot."""
         self.assignment[task] = slot
-        self.load[slot] += problem.cpu[task]
+        self.used[:, slot] += self.problem.needs[:, task]
         self.counts[slot] += 1
+
+    def remove(self, tasks: Ints) -> None:
+        """Takes tasks off their slots."""
+        slots = self.assignment[tasks]
+        for row, need in zip(self.used, self.problem.needs[:, tasks]):
+            np.subtract.at(row, slots, need)
+        np.subtract.at(self.counts, slots, 1)
+        self.assignment[tasks] = NOWHERE
+
+    def evict(self, slot: int) -> None:
+        """Takes tasks off an overloaded slot, those with least traffic first, until it has room for the others."""
+        own = np.flatnonzero((self.assignment == slot) & ~self.problem.pinned)
+        for task in by_traffic(self.problem, own)[::-1]:
+            if (self.used[:, slot] <= self.most[:, slot]).all():
+                return
+            self.remove(np.array([task]))
+
+    def repack(self, tasks: Ints, node: int) -> None:
+        """Places these tasks of the node again, the largest first, each on the least loaded slot, if that lowers the
+        overload."""
+        before, own = self.assignment[tasks].copy(), self.of_node[node]
+        overload = self._excess(own)
+        self.remove(tasks)
+        for task in by_size(self.problem, tasks).tolist():
+            share = _share(self.used[:, own] + self.problem.needs[:, task, np.newaxis], self.problem.slot_limit[:, own])
+            self.add(task, int(own[np.lexsort((own != self.problem.current[task], share))[0]]))
+        if self._excess(own) * ROUNDING >= overload:
+            self.remove(tasks)
+            for task, slot in zip(tasks.tolist(), before.tolist()):
+                self.add(task, slot)
+
+    def _excess(self, slots: Ints) -> float:
+        limit = self.problem.slot_limit[:, slots]
+        return float((np.maximum(self.used[:, slots] - limit, 0.0) / np.maximum(limit, 1e-9)).sum())
+
+    def _traffic(self, task: int, node: int) -> Floats:
+        """Weight of the task's traffic with each slot of the node."""
+        start, others, rates = self.problem.neighbours
+        own = slice(start[task], start[task + 1])
+        at = self.assignment[others[own]]
+        local = (at >= 0) & (self.problem.slot_node[at] == node)
+        traffic = np.bincount(self.position[at[local]], weights=rates[own][local], minlength=len(self.of_node[node]))
+        return traffic.astype(np.float64)
+
+
+def _share(used: Floats, limit: Floats) -> Floats:
+    """The load of each place: the larger of its shares of CPU and of loop time."""
+    share: Floats = np.max(used / np.maximum(limit, 1e-9), axis=0)
+    return share
 
 
 def _node_counts(problem: Problem, assignment: Ints) -> Ints:
@@ -86,38 +191,50 @@ def _node_counts(problem: Problem, assignment: Ints) -> Ints:
 
 
 def _best(room: Flags, near: Floats, load: Floats, counts: Ints) -> int:
-    """The place with room that has most traffic, then the least loaded, then the one with fewest tasks, then the first. If no
-    place has room: the least loaded."""
+    """The place with room that saves most, then the least loaded, then the one with fewest tasks, then the first. If no place
+    has room: the least loaded."""
     if not room.any():
         return int(np.lexsort((counts, load))[0])
     best = np.flatnonzero(room & (near == near[room].max()))
     return int(best[np.lexsort((counts[best], load[best]))[0]])
 
 
-def fewest_moves(problem: Problem, assignment: Ints) -> Ints:
+def fewest_moves(problem: Problem, assignment: Ints, fixed: Flags | None = None) -> Ints:
     """The same placement with equivalent nodes, and then equivalent slots of a node, exchanged so that most tasks stay where
-    they are. A scheduler that starts from scratch may find the plan in force with its nodes in another order."""
+    they are. A scheduler that starts from scratch may find the plan in force with its nodes in another order. Pinned and
+    `fixed` tasks keep the slots that they have in the assignment."""
+    fixed = problem.pinned if fixed is None else fixed | problem.pinned
     order = np.argsort(problem.slot_node, kind="stable")
     start = np.searchsorted(problem.slot_node[order], np.arange(problem.nodes))
     position = np.empty_like(order)  # of each slot among those of its node
     position[order] = np.arange(len(order)) - start[problem.slot_node[order]]
-    nodes = nearest_nodes(problem, problem.slot_node[assignment], np.zeros(problem.count, dtype=bool))
+    nodes = nearest_nodes(problem, problem.slot_node[assignment], fixed)
     exchanged = order[start[nodes] + position[assignment]]
-    exchanged = _exchanged(exchanged, problem.current, _alike(problem.slot_node, problem.slot_taken, problem.slot_tasks_taken))
+    alike = _alike(problem.slot_node, problem.slot_taken, problem.slot_time_taken, problem.slot_tasks_taken,
+                   _own_kind(len(order), exchanged[fixed]))
+    exchanged = _exchanged(exchanged, problem.current, alike)
     kept, before = (exchanged == problem.current).sum(), (assignment == problem.current).sum()
     return exchanged if kept > before else assignment
 
 
 def nearest_nodes(problem: Problem, nodes: Ints, fixed: Flags) -> Ints:
     """The node of each task after equivalent nodes are exchanged so that most tasks stay on theirs. Nodes with one of the
-    `fixed` tasks are not exchanged."""
+    `fixed` tasks are not exchanged, and none are if links differ."""
+    if problem.distance is not None:
+        return nodes
     slots = np.bincount(problem.slot_node, minlength=problem.nodes)
     others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
-    own = np.zeros(problem.nodes)
-    own[nodes[fixed]] = 1.0 + nodes[fixed]
+    time_taken = np.bincount(problem.slot_node, weights=problem.slot_time_taken, minlength=problem.nodes)
     alike = _alike(problem.node_capacity, problem.node_mhz, problem.node_memory, problem.node_memory_taken, problem.node_taken,
-                   slots, others, own)
+                   time_taken, slots, others, _own_kind(problem.nodes, nodes[fixed]))
     return _exchanged(nodes, problem.nodes_of(problem.current), alike)
+
+
+def _own_kind(count: int, fixed: Ints) -> Floats:
+    """A feature in which places with fixed tasks differ from all others."""
+    feature = np.zeros(count)
+    feature[fixed] = 1.0 + fixed
+    return feature
 
 
 def _alike(*features: np.ndarray) -> Ints:

@@ -7,18 +7,21 @@ number), so equal questions give equal arrays. An assignment is an array: the sl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.model.cluster import Cluster
+from millrace.model.cluster import LINK_COST, Cluster
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
-from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
+from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
+from millrace.schedulers.demands import demands
+from millrace.schedulers.parameters import parameter
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,12 +30,13 @@ Flags = NDArray[np.bool_]
 NOWHERE = -1
 MOST = 1e15  # upper bound of every rate and load: sums stay finite even if a meter is broken
 ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding error
+TUPLES, BYTES, COST = MINIMISED = ("tuples", "bytes", "cost")
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Measures of a placement: tuples per second between nodes and between workers of a node, and the load of nodes and
-    workers."""
+    """Measures of a placement: tuples per second between nodes and between workers of a node, the load of nodes and workers,
+    and what a scheduler minimises."""
 
     inter_node: float
     inter_process: float
@@ -40,17 +44,28 @@ class Figures:
     largest_load: float  # of any node, as a share of its CPU
     moved: int
     largest_worker_load: float = 0.0  # of any worker, as a share of a core
+    largest_worker_time: float = 0.0  # share of the time that the busiest worker's loop is in user code
+    cost: float = 0.0  # of the traffic, in the unit that is minimised; equal to `inter_node` if that is tuples between nodes
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays over tasks, edges (each pair of communicating tasks once, both directions together), slots and nodes."""
+    """Arrays over tasks, edges (each pair of communicating tasks once, both directions together), slots and nodes.
+
+    Three resources limit a placement: CPU, memory, and the time of the workers' loops. A worker runs its tasks on one loop, so
+    a task that waits in user code fills its worker although it uses no CPU. `needs`, `slot_limit`, `node_limit`, `slot_used`
+    and `node_used` have CPU and loop time as rows; a limit on the workers and nodes applies to both.
+
+    Placements are compared by `cost`: the weight of the traffic between nodes times the cost of the link, and of that between
+    workers of a node times `between_workers`.
+    """
 
     graphs: tuple[TopologyGraph, ...]
     plans: Mapping[str, Plan]
     tasks: tuple[tuple[str, TaskId], ...]
     topology: Ints  # of each task: the position of its graph
     cpu: Floats  # MHz
+    time: Floats  # share of a worker's loop that the task keeps busy; 0 if it has a thread of its own
     memory: Floats  # MB
     queue: Ints
     queue_floor: Ints
@@ -59,20 +74,25 @@ class Problem:
     current: Ints  # live slot of each task, or NOWHERE
     left: Ints  # task at one end of an edge
     right: Ints  # and at the other; left < right
-    rate: Floats  # tuples per second along the edge
+    tuples: Floats  # per second along the edge
+    rate: Floats  # weight of the edge per second, which schedulers minimise: tuples, or bytes
     slot_numbers: Ints
     slot_node: Ints
     slot_taken: Floats  # MHz used by tasks of other topologies
+    slot_time_taken: Floats  # share of the slot's loop used by tasks of other topologies
     slot_tasks_taken: Ints
     node_names: tuple[str, ...]  # nodes that have a slot, by name
     node_mhz: Floats  # of one core, the most that a worker can use
     node_capacity: Floats  # MHz
     node_memory: Floats  # MB
     node_memory_taken: Floats
+    minimise: str = TUPLES
+    between_workers: float = 0.0  # weight of traffic between workers of a node; between nodes it is 1
+    distance: Floats | None = None  # (nodes, nodes): cost of a unit of traffic, 0 within a node; None: 1 between any two
 
     @classmethod
     def of(cls, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
-           plan: Mapping[str, Plan]) -> Problem:
+           plan: Mapping[str, Plan], minimise: str = TUPLES, between_workers: float = 0.0) -> Problem:
         tasks = tuple((graph.name, task) for graph in graphs for task in graph.tasks())
         index = {key: number for number, key in enumerate(tasks)}
         slots = sorted(cluster.slots, key=lambda slot: slot.number)
@@ -82,30 +102,36 @@ class Problem:
         node_index = {name: position for position, name in enumerate(nodes)}
         slot_node = np.array([node_index[slot.node] for slot in slots], dtype=np.int64)
         names = {graph.name for graph in graphs}
-        taken, tasks_taken, memory_taken = _others(names, load, plan, slot_index, slot_node, len(nodes))
+        others = _others(names, load, plan, slot_index, slot_node, len(nodes))
         current = np.full(len(tasks), NOWHERE, dtype=np.int64)
         for name, old in plan.items():
             for task, slot in old.placement.items():
                 if (name, task) in index and slot in slot_index:
                     current[index[name, task]] = slot_index[slot]
         measured = [load[name].tasks.get(task) if name in load else None for name, task in tasks]
+        declared = demands(graphs, max((by_name[name].mhz for name in nodes), default=0.0))
         settling = {(name, task) for name, topology_load in load.items() for task in topology_load.settling}
-        left, right, rate = _edges(index, load)
+        traffic = _edges(index, load, minimise)
+        threaded = {(graph.name, part.name) for graph in graphs for part in graph.components if part.blocking}
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
-            cpu=clean([seen.cpu_mhz if seen else 0.0 for seen in measured]),
-            memory=clean([seen.memory_mb if seen else 0.0 for seen in measured]),
+            cpu=clean([seen.cpu_mhz if seen else mhz for seen, mhz in zip(measured, declared.cpu)]),
+            time=_busy([load[name].capacity(task) if name in load and (name, task.component) not in threaded else 0.0
+                        for name, task in tasks]),
+            memory=clean([seen.memory_mb if seen else mb for seen, mb in zip(measured, declared.memory)]),
             queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
             queue_floor=clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
             settling=np.array([key in settling for key in tasks], dtype=bool),
             pinned=(current >= 0) & ~np.array([graph.movable(task) for graph in graphs for task in graph.tasks()], dtype=bool),
-            current=current, left=left, right=right, rate=rate,
+            current=current, left=traffic.left, right=traffic.right, tuples=traffic.tuples, rate=traffic.weight,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
-            slot_taken=taken, slot_tasks_taken=tasks_taken, node_names=tuple(nodes),
+            slot_taken=others.cpu, slot_time_taken=others.time, slot_tasks_taken=others.tasks, node_names=tuple(nodes),
             node_mhz=clean([by_name[name].mhz for name in nodes]),
             node_capacity=clean([by_name[name].capacity_mhz for name in nodes]),
-            node_memory=clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=memory_taken,
+            node_memory=clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=others.memory,
+            minimise=minimise, between_workers=between_workers,
+            distance=_distances(cluster, nodes) if minimise == COST else None,
         )
 
     @property
@@ -120,7 +146,7 @@ class Problem:
     @cached_property
     def neighbours(self) -> tuple[Ints, Ints, Floats]:
         """Communicating tasks, by task: those of task i are at [start[i]:start[i + 1]] in the two other arrays, which hold the
-        other task and the tuples per second between the two."""
+        other task and the weight of the traffic between the two."""
         ends = np.concatenate([self.left, self.right])
         others = np.concatenate([self.right, self.left])
         rates = np.concatenate([self.rate, self.rate])
@@ -131,7 +157,7 @@ class Problem:
 
     @cached_property
     def task_traffic(self) -> Floats:
-        """Tuples per second in and out of each task."""
+        """Weight of the traffic in and out of each task."""
         ends = np.concatenate([self.left, self.right])
         return np.bincount(ends, weights=np.concatenate([self.rate, self.rate]), minlength=self.count).astype(np.float64)
 
@@ -145,6 +171,26 @@ class Problem:
         """MHz that the worker of each slot can use: one core."""
         return self.node_mhz[self.slot_node]
 
+    @cached_property
+    def needs(self) -> Floats:
+        """(2, tasks): MHz and loop time of each task."""
+        return np.stack([self.cpu, self.time])
+
+    @cached_property
+    def slot_limit(self) -> Floats:
+        """(2, slots): MHz and loop time that each worker has: a core, and one loop."""
+        return np.stack([self.slot_capacity, np.ones(len(self.slot_numbers))])
+
+    @cached_property
+    def node_limit(self) -> Floats:
+        """(2, nodes): MHz and loop time that each node has: a loop for each of its slots."""
+        return np.stack([self.node_capacity, np.bincount(self.slot_node, minlength=self.nodes).astype(np.float64)])
+
+    @cached_property
+    def pinned_only(self) -> Ints:
+        """The assignment in which only pinned tasks have a slot: what a scheduler that plans from scratch starts with."""
+        return np.where(self.pinned, self.current, NOWHERE)
+
     # -- measures of an assignment ------------------------------------------------------------------------------------
 
     def nodes_of(self, assignment: Ints) -> Ints:
@@ -154,19 +200,67 @@ class Problem:
         """Tuples per second between tasks on different nodes. A task without a slot is on no node."""
         nodes = self.nodes_of(assignment)
         apart = (nodes[self.left] != nodes[self.right]) | (nodes[self.left] == NOWHERE)
-        return float(self.rate[apart].sum())
+        return float(self.tuples[apart].sum())
 
     def inter_process(self, assignment: Ints) -> float:
         """Tuples per second between different workers of the same node."""
         nodes = self.nodes_of(assignment)
         near = (nodes[self.left] == nodes[self.right]) & (assignment[self.left] != assignment[self.right])
-        return float(self.rate[near].sum())
+        return float(self.tuples[near].sum())
+
+    def cost(self, assignment: Ints) -> float:
+        """The value that schedulers minimise, per second: each edge's weight times the cost of the way between its tasks.
+        Traffic of a task without a slot costs as much as between two nodes."""
+        nodes = self.nodes_of(assignment)
+        one, other = nodes[self.left], nodes[self.right]
+        unplaced = (one == NOWHERE) | (other == NOWHERE)
+        near = self.between_workers * (assignment[self.left] != assignment[self.right])
+        each = np.where((one != other) | unplaced, 1.0, near)
+        if self.distance is not None:
+            each = np.where((one != other) & ~unplaced, self.distance[one, other], each)
+        return float(each @ self.rate)
+
+    def in_words(self, cost: float, digits: int = 0) -> str:
+        """A cost with its unit."""
+        unit = f"{self.minimise}/s"
+        if self.minimise == COST:
+            unit = "units of cost per second"
+        elif not self.between_workers:
+            unit += " between nodes"
+        else:
+            unit += f" between nodes, those between workers of a node counted {self.between_workers:g} times"
+        return f"{cost:,.{digits}f} {unit}"
 
     def slot_load(self, assignment: Ints) -> Floats:
         """MHz on each slot, including other topologies."""
         placed = assignment >= 0
         load = np.bincount(assignment[placed], weights=self.cpu[placed], minlength=len(self.slot_numbers))
         return load.astype(np.float64) + self.slot_taken
+
+    def slot_time(self, assignment: Ints) -> Floats:
+        """Loop time used on each slot, including other topologies; a worker has 1."""
+        placed = assignment >= 0
+        used = np.bincount(assignment[placed], weights=self.time[placed], minlength=len(self.slot_numbers))
+        return used.astype(np.float64) + self.slot_time_taken
+
+    def slot_used(self, assignment: Ints) -> Floats:
+        """(2, slots): MHz and loop time used on each slot, including other topologies."""
+        return np.stack([self.slot_load(assignment), self.slot_time(assignment)])
+
+    def node_used(self, assignment: Ints) -> Floats:
+        """(2, nodes): MHz and loop time used on each node, including other topologies."""
+        used = self.slot_used(assignment)
+        return np.stack([np.bincount(self.slot_node, weights=row, minlength=self.nodes) for row in used]).astype(np.float64)
+
+    def excess(self, assignment: Ints, capacity: float = 1.0, workers: float = 1.0) -> float:
+        """CPU and loop time by which workers exceed the share `workers` of a core and a loop, and nodes `capacity` of their
+        CPU, as shares of the largest of each kind: 0 if the placement fits. Only workers and nodes with one of the tasks
+        count; tasks without a slot do not."""
+        placed = assignment[assignment >= 0]
+        here = np.bincount(placed, minlength=len(self.slot_numbers)) > 0
+        used_nodes = np.bincount(self.slot_node[here], minlength=self.nodes) > 0
+        slots = _excess(self.slot_used(assignment)[:, here], self.slot_limit[:, here] * workers)
+        return slots + _excess(self.node_used(assignment)[:1, used_nodes], self.node_limit[:1, used_nodes] * capacity)
 
     def node_load(self, assignment: Ints) -> Floats:
         return np.bincount(self.slot_node, weights=self.slot_load(assignment), minlength=self.nodes).astype(np.float64)
@@ -180,6 +274,7 @@ class Problem:
             largest_load=float((load / capacity).max(initial=0.0)),
             moved=int(((assignment != self.current) & (self.current >= 0)).sum()),
             largest_worker_load=float((self.slot_load(assignment) / np.maximum(self.slot_capacity, 1e-9)).max(initial=0.0)),
+            largest_worker_time=float(self.slot_time(assignment).max(initial=0.0)), cost=self.cost(assignment),
         )
 
     # -- the answer --------------------------------------------------------------------------------------------------
@@ -203,13 +298,11 @@ class Problem:
         return NewPlan(plans, reason, self.overload(assignment, capacity))
 
     def overload(self, assignment: Ints, capacity: float = 1.0) -> tuple[Overload, ...]:
-        """Nodes and workers whose load exceeds their capacity."""
-        nodes, slots = self.node_load(assignment), self.slot_load(assignment)
-        allowed = self.node_capacity * capacity
-        over = [Overload(f"node {self.node_names[k]}", float(nodes[k]), float(allowed[k]))
-                for k in np.flatnonzero(nodes > allowed * ROUNDING)]
-        return (*over, *(Overload(f"worker {self.slot_numbers[s]}", float(slots[s]), float(self.slot_capacity[s]))
-                         for s in np.flatnonzero(slots > self.slot_capacity * ROUNDING)))
+        """Nodes whose CPU, and workers whose CPU or loop time, is less than their tasks need."""
+        nodes, slots = self.node_load(assignment), self.slot_used(assignment)
+        names = [f"worker {number}" for number in self.slot_numbers]
+        return (*_overloads([f"node {name}" for name in self.node_names], nodes, self.node_capacity * capacity, MHZ),
+                *_overloads(names, slots[0], self.slot_limit[0], MHZ), *_overloads(names, slots[1], self.slot_limit[1], LOOPS))
 
     def cannot_place(self, missing: Ints, reason: str) -> CannotPlace:
         by_topology: dict[str, list[TaskId]] = {}
@@ -225,16 +318,36 @@ class Problem:
                                  "is needed, and none of the cluster's nodes has a live one. Start workers, or wait for them")
 
 
-def clean(values: Sequence[float]) -> Floats:
-    """The values, made finite and not negative."""
-    return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Parameters that say what a scheduler minimises; a base class of schedulers."""
+
+    minimise: str = parameter(TUPLES, "What is least: tuples per second between nodes, as in the papers; their bytes; or their "
+                                      "bytes times the cost of the link between the nodes.", choices=MINIMISED)
+    between_workers: float = parameter(0.0, "Weight of traffic between workers of one node, where traffic between nodes has 1.",
+                                       low=0.0, high=1.0)
+
+    def problem(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+                plan: Mapping[str, Plan]) -> Problem:
+        """The problem with this objective."""
+        return Problem.of(graphs, cluster, load, plan, self.minimise, self.between_workers)
 
 
-def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) -> tuple[Ints, Ints, Floats]:
+class _Edges(NamedTuple):
+    """Each pair of communicating tasks once, both directions together; left < right."""
+
+    left: Ints
+    right: Ints
+    tuples: Floats  # per second
+    weight: Floats  # per second, in the unit that is minimised
+
+
+def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load], minimise: str) -> _Edges:
     """Traffic in both directions between two tasks as one edge; a task that sends to itself has no edge."""
     left: list[int] = []
     right: list[int] = []
-    rate: list[float] = []
+    tuples: list[float] = []
+    size: list[float] = []  # NaN: not measured; empty if only tuples count
     numbers: dict[str, dict[TaskId, int]] = {}
     for (name, task), number in index.items():
         numbers.setdefault(name, {})[task] = number
@@ -243,36 +356,104 @@ def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) ->
         seconds = measured.window_seconds
         if not (seconds > 0 and math.isfinite(seconds)):
             continue
-        for (source, target), tuples in measured.traffic.items():
-            one, other = own.get(source), own.get(target)
+        for pair, sent in measured.traffic.items():
+            one, other = own.get(pair[0]), own.get(pair[1])
             if one is not None and other is not None and one != other:
                 left.append(min(one, other))
                 right.append(max(one, other))
-                rate.append(tuples / seconds)
-    if not left:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
-    pairs = np.array(left, dtype=np.int64) * len(index) + np.array(right, dtype=np.int64)
-    unique, inverse = np.unique(pairs, return_inverse=True)
-    total = np.minimum(np.bincount(inverse, weights=clean(rate)), MOST)
-    kept = total > 0
-    return unique[kept] // len(index), unique[kept] % len(index), total[kept]
+                tuples.append(sent / seconds)
+                if minimise != TUPLES:
+                    size.append(measured.traffic_bytes.get(pair, math.nan) / seconds)
+    rates = clean(tuples)
+    return _joined(np.array(left, dtype=np.int64), np.array(right, dtype=np.int64), rates,
+                   rates if minimise == TUPLES else _bytes(rates, np.array(size, dtype=np.float64)), len(index))
+
+
+def _bytes(tuples: Floats, size: Floats) -> Floats:
+    """Bytes per second of each pair. Tuples of a pair that was not measured count as large as the mean of the others, and as
+    one byte if no pair was."""
+    known = np.isfinite(size)
+    measured = clean(size)
+    total = tuples[known].sum()
+    mean = measured[known].sum() / total if total > 0 else 1.0
+    return np.minimum(np.where(known, measured, tuples * mean), MOST)
+
+
+def _joined(left: Ints, right: Ints, tuples: Floats, weight: Floats, count: int) -> _Edges:
+    """The edges with both directions added up, without those that weigh nothing."""
+    if not len(left):
+        return _Edges(left, right, tuples, weight)
+    unique, inverse = np.unique(left * count + right, return_inverse=True)
+    rates, weights = (np.minimum(np.bincount(inverse, weights=values), MOST) for values in (tuples, weight))
+    kept = weights > 0
+    return _Edges(unique[kept] // count, unique[kept] % count, rates[kept], weights[kept])
+
+
+def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
+    """(nodes, nodes): the cost of a unit of traffic between each two; None if it is 1 between any two, which needs no matrix
+    however many there are."""
+    position = {name: number for number, name in enumerate(nodes)}
+    links = [(position[one], position[other], cost) for (one, other), cost in cluster.links.items()
+             if one in position and other in position and cost != LINK_COST]
+    if not links:
+        return None
+    matrix = np.full((len(nodes), len(nodes)), LINK_COST)
+    np.fill_diagonal(matrix, 0.0)
+    for one, other, cost in links:
+        matrix[one, other] = matrix[other, one] = min(cost, MOST)
+    return matrix
+
+
+def clean(values: Sequence[float] | Floats) -> Floats:
+    """The values, made finite and not negative."""
+    return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Resources that other topologies use: MHz, loop time and tasks on each slot, MB on each node."""
+
+    cpu: Floats
+    time: Floats
+    tasks: Ints
+    memory: Floats
 
 
 def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan], slot_index: Mapping[int, int],
-            slot_node: Ints, nodes: int) -> tuple[Floats, Ints, Floats]:
-    """Resources used by topologies other than `names`: MHz and tasks on each slot, MB on each node."""
-    taken = np.zeros(len(slot_index))
+            slot_node: Ints, nodes: int) -> _Taken:
+    """Resources used by topologies other than `names`. Their graphs are not known, so tasks with threads of their own count as
+    if they ran on the loop."""
+    cpu, time = np.zeros(len(slot_index)), np.zeros(len(slot_index))
     tasks = np.zeros(len(slot_index), dtype=np.int64)
     memory = np.zeros(nodes)
     for name, other in plan.items():
         if name in names:
             continue
         measured = load[name].tasks if name in load else {}
-        for task, slot in other.placement.items():
-            if slot in slot_index:
-                task_load = measured.get(task)
-                tasks[slot_index[slot]] += 1
-                if task_load is not None:
-                    taken[slot_index[slot]] += clean([task_load.cpu_mhz])[0]
-                    memory[slot_node[slot_index[slot]]] += clean([task_load.memory_mb])[0]
-    return np.minimum(taken, MOST), tasks, np.minimum(memory, MOST)
+        for task, number in other.placement.items():
+            slot = slot_index.get(number)
+            if slot is None:
+                continue
+            tasks[slot] += 1
+            if task in measured:
+                mhz, megabytes = clean([measured[task].cpu_mhz, measured[task].memory_mb])
+                cpu[slot] += mhz
+                memory[slot_node[slot]] += megabytes
+                time[slot] += _busy([load[name].capacity(task)])[0]
+    return _Taken(np.minimum(cpu, MOST), np.minimum(time, MOST), tasks, np.minimum(memory, MOST))
+
+
+def _busy(shares: Sequence[float]) -> Floats:
+    """Shares of a loop; a task cannot use more than one, whatever a meter says."""
+    return np.minimum(clean(shares), 1.0)
+
+
+def _excess(used: Floats, limit: Floats) -> float:
+    """The sum of what exceeds its limit, each row as a share of its largest limit."""
+    over = np.where(used > limit * ROUNDING, used - limit, 0.0)
+    return float((over.sum(axis=1) / np.maximum(limit.max(axis=1, initial=0.0), 1e-9)).sum())
+
+
+def _overloads(names: Sequence[str], used: Floats, has: Floats, unit: str) -> Iterator[Overload]:
+    for place in np.flatnonzero(used > has * ROUNDING).tolist():
+        yield Overload(names[place], float(used[place]), float(has[place]), unit)

@@ -11,6 +11,9 @@ from millrace.schedulers.base import Scheduler
 from millrace.schedulers.parameters import with_parameters
 
 PERIOD_SECONDS = 300.0  # T-Storm's
+COOL_DOWN_SECONDS = 10.0
+ESTIMATOR = "ewma"  # T-Storm's
+PACKING = 0.9
 SCHEDULERS = {
     "even": "millrace.schedulers.even:Even",
     "resource-aware": "millrace.schedulers.resource_aware:ResourceAware",
@@ -18,6 +21,7 @@ SCHEDULERS = {
     "tstorm": "millrace.schedulers.tstorm:TStorm",
     "otd": "millrace.schedulers.otd:Otd",
     "slstream": "millrace.schedulers.slstream:SlStream",
+    "multilevel": "millrace.schedulers.multilevel:Multilevel",
     "erstream": "millrace.schedulers.erstream:ErStream",
     "optimal": "millrace.schedulers.optimal:Optimal",
     "balance": "millrace.schedulers.balance:Balance",
@@ -25,16 +29,23 @@ SCHEDULERS = {
 
 
 class Traits(NamedTuple):
-    """Optional constants of a scheduler's class: `PERIOD_SECONDS`, the interval between its runs, and `WEIGHS_ITSELF`, True
-    if it has its own threshold for moving tasks."""
+    """Optional constants of a scheduler's class: `PERIOD_SECONDS`, the interval between its runs; `WEIGHS_ITSELF`, True if it
+    has its own threshold for moving tasks; `COOL_DOWN_SECONDS`, the least time between two plans; `ESTIMATOR`, the name of the
+    estimator of loads that it is meant for. Optional, too, is an attribute `packing`, or else `capacity`: the share of a
+    node or worker that it fills."""
 
     period: float
     weighs_itself: bool
+    cool_down: float
+    estimator: str
+    packing: float
 
 
 def traits(scheduler: Scheduler) -> Traits:
     cls = type(scheduler)
-    return Traits(float(getattr(cls, "PERIOD_SECONDS", PERIOD_SECONDS)), bool(getattr(cls, "WEIGHS_ITSELF", False)))
+    return Traits(float(getattr(cls, "PERIOD_SECONDS", PERIOD_SECONDS)), bool(getattr(cls, "WEIGHS_ITSELF", False)),
+                  float(getattr(cls, "COOL_DOWN_SECONDS", COOL_DOWN_SECONDS)), str(getattr(cls, "ESTIMATOR", ESTIMATOR)),
+                  float(getattr(scheduler, "packing", getattr(scheduler, "capacity", PACKING))))
 
 
 def scheduler_class(name: str) -> type[Any]:

@@ -101,8 +101,8 @@ def result_to_json(result: SchedulingResult) -> dict[str, Any]:
     return {"kind": "no-change", "reason": result.reason, "overload": _plain(result.overload)}
 
 
-def _plain(overload: tuple[Overload, ...]) -> list[tuple[str, float, float]]:
-    return [(over.where, over.asked_mhz, over.has_mhz) for over in overload]
+def _plain(overload: tuple[Overload, ...]) -> list[tuple[str, float, float, str]]:
+    return [(over.where, over.asked, over.has, over.unit) for over in overload]
 
 
 def result_from_json(data: Mapping[str, Any]) -> SchedulingResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -19,58 +20,86 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.placing import affinity, by_traffic, nearest_nodes
-from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
+from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Objective, Problem
+from millrace.schedulers.refining import NodeLimits, refined_nodes, with_less_overload
+
+TASKS_WEIGHT = 1e-3  # of tasks beyond those that gamma allows, beside CPU and loop time beyond the limits
 
 
 @dataclass(frozen=True, slots=True)
-class TStorm:
+class TStorm(Objective):
     """Takes tasks in order of their traffic and puts each on the node where it adds the least traffic between nodes. On every
     node (1) a topology has one worker, (2) the load is within the capacity and (3) there are at most gamma times the average
     number of tasks, rounded up. If that is impossible, (3) is dropped first, then (2), and the overload is reported.
 
-    A worker is one Python process, which runs on one core at a time: with `cores` set, the load of a topology on a node is
-    also limited to that many cores. This limit is dropped after (3), which then applies again if possible, and before (2).
+    A worker is one Python process with one loop, which runs on one core at a time: with `cores` set, the load of a topology's
+    worker is limited to that many cores and to its loop. If a task fits in no worker of its topology, (1) is dropped for it
+    before (2): the topology gets a further worker on the node.
+
+    If the greedy choice overloads a node or worker, tasks are moved until that is relieved, as far as possible. With `improve`
+    they are also moved while that makes the traffic cheaper.
 
     A topology without a measured load is spread evenly, one worker on a node, until it has one.
     """
 
     gamma: float = parameter(1.5, "Consolidation: a node has at most this many times the average number of tasks. "
                                   "1 spreads evenly, more uses fewer nodes.", low=1.0)
-    capacity: float = parameter(0.9, "Share of each node's CPU that may be used; the rest is headroom.", low=0.01, high=1.0)
-
-    cores: float = parameter(1.0, "Cores that one worker can use, less the headroom; 0 sets no limit, as in the paper.",
-                             low=0.0)
+    capacity: float = parameter(0.9, "Share of each node's CPU and of each worker that may be used; the rest is headroom.",
+                                low=0.01, high=1.0)
+    cores: float = parameter(1.0, "Cores that one worker can use, less the headroom; 0 sets no limit to a worker, as in the "
+                                  "paper.", low=0.0)
+    improve: bool = parameter(False, "Move and exchange tasks after the greedy choice, while that makes the traffic cheaper "
+                                    "within the limits. False: as in the paper.")
 
     def __post_init__(self) -> None:
         check_parameters(self)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
-        problem = Problem.of(graphs, cluster, load, plan)
+        problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        known = _with_load(problem)
-        assignment = _evenly(problem, [graph for graph, has_load in zip(graphs, known) if not has_load], cluster, load, plan)
+        known = _with_load(problem, load)
+        new = [graph for graph, has_load in zip(graphs, known) if not has_load]
+        assignment = _evenly(problem, new, cluster, load, plan) if new else problem.current
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
-        assignment, reason = choose_slots(problem, measured, assignment, self)
+        assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
         return problem.answer(assignment, reason, self.capacity)
 
+    def place(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
+              plan: Mapping[str, Plan]) -> SchedulingResult:
+        """T-Storm's first assignment for topologies without a measured load, its choice of a slot for single tasks of the
+        others."""
+        problem = self.problem(graphs, cluster, load, plan)
+        if problem.count and not problem.nodes:
+            return problem.no_slots()
+        known = _with_load(problem, load)
+        assignment = _evenly(problem, [graph for graph, has_load in zip(graphs, known) if not has_load], cluster, load, plan)
+        assignment = np.where(problem.current >= 0, problem.current, assignment)
+        homeless = assignment < 0
+        assignment, _ = choose_slots(problem, homeless, assignment, self)
+        return problem.answer(assignment, f"{int((problem.current < 0).sum())} tasks placed", self.capacity)
 
-def choose_slots(problem: Problem, measured: Flags, assignment: Ints, limits: TStorm) -> tuple[Ints, str]:
-    """T-Storm's slot choice for the `measured` tasks, and the reason to report; the others stay as in `assignment`."""
-    choice = _NodeChoice(problem, np.where(measured, NOWHERE, assignment), limits)
-    for task in by_traffic(problem, np.flatnonzero(measured)).tolist():
+
+def choose_slots(problem: Problem, chosen: Flags, assignment: Ints, limits: TStorm) -> tuple[Ints, str]:
+    """T-Storm's slot choice for the `chosen` tasks, and the reason to report; the others stay as in `assignment`."""
+    choice = _NodeChoice(problem, np.where(chosen, NOWHERE, assignment), limits)
+    for task in by_traffic(problem, np.flatnonzero(chosen)).tolist():
         choice.place(task)
-    nodes = nearest_nodes(problem, choice.nodes, ~measured)
-    assignment = _one_slot_per_node(problem, nodes, measured, assignment)
+    nodes = choice.improved(chosen) if limits.improve and chosen.any() else choice.nodes
+    nodes = nearest_nodes(problem, nodes, ~chosen)
+    assignment = _one_slot_per_node(problem, nodes, chosen, assignment, limits)
+    if limits.cores and (chosen | problem.pinned).all():
+        assignment = with_less_overload(problem, assignment)
     return assignment, choice.reason(assignment)
 
 
-def _with_load(problem: Problem) -> Flags:
-    """For each topology: True if any of its tasks has a load."""
-    active = (problem.cpu > 0) | (problem.task_traffic > 0)
-    return np.bincount(problem.topology, weights=active, minlength=len(problem.graphs)) > 0
+def _with_load(problem: Problem, load: Mapping[str, Load]) -> Flags:
+    """For each topology: True if a load of any of its tasks was measured. What components declare says nothing of traffic."""
+    active = (problem.needs > 0).any(axis=0) | (problem.task_traffic > 0)
+    seen = np.array([graph.name in load for graph in problem.graphs], dtype=bool)
+    return seen & (np.bincount(problem.topology, weights=active, minlength=len(problem.graphs)) > 0)
 
 
 def _evenly(problem: Problem, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
@@ -88,92 +117,160 @@ def _evenly(problem: Problem, graphs: Sequence[TopologyGraph], cluster: Cluster,
 
 
 class _NodeChoice:
-    """Load and task counts of the nodes while tasks are placed on them."""
+    """The node of each task while T-Storm places them one by one."""
 
-    def __init__(self, problem: Problem, assignment: Ints, limits: TStorm) -> None:
+    def __init__(self, problem: Problem, fixed: Ints, limits: TStorm) -> None:
         self.problem = problem
-        self.nodes = problem.nodes_of(assignment)
-        self.load = problem.node_load(assignment)
-        fixed = np.bincount(self.nodes[self.nodes >= 0], minlength=problem.nodes)
+        self.nodes = problem.nodes_of(fixed)
+        self.limits = NodeLimits.of(problem, limits.capacity)
+        if not limits.cores:  # as in the paper: only the CPU of the node counts
+            most = np.stack([problem.node_capacity * limits.capacity, np.full(problem.nodes, np.inf)])
+            self.limits = NodeLimits(self.limits.needs, self.limits.taken, most, self.limits.weight)
+        self.most_load = self.limits.most * ROUNDING
+        self.load = problem.node_used(fixed)
+        self.scale = 1 / np.maximum(problem.node_limit, 1e-9)
+        placed = np.flatnonzero(fixed >= 0)
         others = np.bincount(problem.slot_node, weights=problem.slot_tasks_taken, minlength=problem.nodes)
-        self.counts: Ints = fixed + others.astype(np.int64)
-        self.allowed = problem.node_capacity * limits.capacity
-        self.most_load = self.allowed * ROUNDING
-        self.scale = 1 / np.maximum(self.allowed, 1e-9)  # MHz to a share of the usable CPU
-        every = problem.count + int(problem.slot_tasks_taken.sum())
-        self.most_tasks = math.ceil(limits.gamma * every / max(problem.nodes, 1) / ROUNDING)
-        self.used = np.zeros((len(problem.graphs), problem.nodes), dtype=bool)
-        self.used[problem.topology[self.nodes >= 0], self.nodes[self.nodes >= 0]] = True
-        self.worker_load = np.zeros((len(problem.graphs), problem.nodes))  # MHz of each topology on each node
-        self.most_worker_load = problem.node_mhz * (limits.cores * limits.capacity * ROUNDING if limits.cores else np.inf)
-        self.crowded = self.squeezed = self.overloaded = 0  # tasks for which (3), the cores, and (2) were dropped
+        self.others = others.astype(np.float64)
+        self.counts = self.others + np.bincount(self.nodes[placed], minlength=problem.nodes)
+        total = problem.count + int(problem.slot_tasks_taken.sum())
+        self.most_tasks = math.ceil(limits.gamma * total / max(problem.nodes, 1) - 1e-9)
+        self.used = np.zeros((len(problem.graphs), problem.nodes), dtype=bool)  # nodes of each topology
+        self.used[problem.topology[placed], self.nodes[placed]] = True
+        # Of each topology on each node; tasks that stay where they are may have several workers there.
+        self.worker_load = np.zeros((2, len(problem.graphs), problem.nodes))
+        for row, need in zip(self.worker_load, problem.needs):
+            np.add.at(row, (problem.topology[placed], self.nodes[placed]), need[placed])
+        worker = np.stack([problem.node_mhz * limits.cores, np.ones(problem.nodes)]) * limits.capacity * ROUNDING
+        self.most_worker_load = worker if limits.cores else np.full((2, problem.nodes), np.inf)
+        self.crowded = self.squeezed = self.overloaded = 0  # tasks for which (3), (1), and (2) were dropped
+        self.too_large: list[list[Floats]] = [[] for _ in problem.graphs]  # needs for which no worker of the topology had room
+        start, others, rates = problem.neighbours
+        self.neighbours = start.tolist(), others.tolist(), rates.tolist()
+        self.node_of = self.nodes.tolist()  # the same as `nodes`, for loops in Python
 
     def place(self, task: int) -> None:
-        cpu = self.problem.cpu[task]
-        node = self.choose_node(task, cpu)
-        self.nodes[task] = node
-        self.load[node] += cpu
+        topology, need = self.problem.topology[task], self.problem.needs[:, task]
+        node = self.choose_node(task)
+        self.nodes[task] = self.node_of[task] = node
+        self.load[:, node] += need
         self.counts[node] += 1
-        self.used[self.problem.topology[task], node] = True
-        self.worker_load[self.problem.topology[task], node] += cpu
+        self.used[topology, node] = True
+        self.worker_load[:, topology, node] += need
 
-    def choose_node(self, task: int, cpu: float) -> int:
-        """The node that adds the least traffic between nodes: the one with which the task exchanges most tuples."""
-        room = self.load + cpu <= self.most_load
-        in_worker = room & (self.worker_load[self.problem.topology[task]] + cpu <= self.most_worker_load)
+    def choose_node(self, task: int) -> int:
+        """The node that adds the least cost: without distances, the one with which the task has most traffic."""
+        if self.problem.distance is None:
+            near = self.near_nodes(task)
+            one_worker = not self.workers_full(task)
+            for _, equal in groupby(sorted(near, key=lambda node: (-near[node], node)), key=lambda node: near[node]):
+                fitting = [node for node in equal if self.fits(task, node, one_worker)]
+                if fitting:
+                    self.squeezed += not one_worker
+                    return self.preferred(task, np.array(fitting))
+        return self.of_all(task)
+
+    def near_nodes(self, task: int) -> dict[int, float]:
+        """Weight of the task's traffic with each node that has some of it."""
+        start, others, rates = self.neighbours
+        near: dict[int, float] = {}
+        for position in range(start[task], start[task + 1]):
+            node = self.node_of[others[position]]
+            if node >= 0:
+                near[node] = near.get(node, 0.0) + rates[position]
+        return near
+
+    def fits(self, task: int, node: int, one_worker: bool) -> bool:
+        """True if the node can take the task under (2) and (3) and, with `one_worker`, (1)."""
+        cpu, time = self.problem.cpu[task], self.problem.time[task]
+        if (self.load[0, node] + cpu > self.most_load[0, node] or self.load[1, node] + time > self.most_load[1, node]
+                or self.counts[node] >= self.most_tasks):
+            return False
+        worker, most = self.worker_load[:, self.problem.topology[task], node], self.most_worker_load[:, node]
+        return not one_worker or bool(worker[0] + cpu <= most[0] and worker[1] + time <= most[1])
+
+    def workers_full(self, task: int) -> bool:
+        """True if no worker of the topology has room, because none had for a task that needs no more than this one."""
+        return any(bool(np.all(least <= self.problem.needs[:, task])) for least in self.too_large[self.problem.topology[task]])
+
+    def of_all(self, task: int) -> int:
+        """The best of all nodes, with constraints dropped in order until one is left."""
+        need, topology = self.problem.needs[:, task, np.newaxis], self.problem.topology[task]
+        room = np.all(self.load + need <= self.most_load, axis=0)
+        in_worker = room & np.all(self.worker_load[:, topology] + need <= self.most_worker_load, axis=0)
         few = self.counts < self.most_tasks
         free = next((nodes for nodes in (in_worker & few, in_worker, room & few, room) if nodes.any()), None)
         if free is None:
             self.overloaded += 1
-            node = int(np.argmin((self.load + cpu) * self.scale))
+            node = int(np.argmin(((self.load + need) * self.scale).max(axis=0)))
             self.crowded += not few[node]
             return node
-        self.squeezed += not in_worker.any()
+        if not in_worker.any():
+            self.squeezed += 1
+            self.too_large[topology] = [need[:, 0]]
         self.crowded += not (free & few).any()
-        near = affinity(self.problem, task, self.nodes, self.problem.nodes)
-        near[~free] = -1.0
-        best = np.flatnonzero(near == near.max())
-        used = best[self.used[self.problem.topology[task], best]]
-        best = used if len(used) else best
-        return int(best[np.argmin(self.load[best] * self.scale[best])])
+        near = saving(self.problem, task, self.nodes)
+        near[~free] = -np.inf
+        return self.preferred(task, np.flatnonzero(near == near.max()))
+
+    def preferred(self, task: int, nodes: Ints) -> int:
+        """Of nodes that add the same cost: one that the topology uses, then the least loaded, then the first."""
+        if len(nodes) == 1:
+            return int(nodes[0])
+        used = nodes[self.used[self.problem.topology[task], nodes]]
+        nodes = used if len(used) else nodes
+        return int(nodes[np.argmin((self.load[:, nodes] * self.scale[:, nodes]).max(axis=0))])
+
+    def improved(self, chosen: Flags) -> Ints:
+        """The node of each task after moves and exchanges of the chosen ones within the limits."""
+        limits = self.limits.with_counts(self.others, self.most_tasks, TASKS_WEIGHT)
+        return refined_nodes(self.problem, self.nodes, limits, chosen)
 
     def reason(self, assignment: Ints) -> str:
-        after, before = self.problem.figures(assignment), self.problem.figures(self.problem.current)
-        parts = [f"{self.problem.count} tasks on {after.nodes_used} of {self.problem.nodes} nodes, at most "
-                 f"{self.most_tasks} on each; {before.inter_node:,.0f} tuples/s between nodes become {after.inter_node:,.0f}"]
+        problem = self.problem
+        before, after = problem.figures(problem.current), problem.figures(assignment)
+        parts = [f"{problem.count} tasks on {after.nodes_used} of {problem.nodes} nodes, at most {self.most_tasks} on each; "
+                 f"{problem.in_words(before.cost)} become {after.cost:,.0f}"]
         if self.crowded:
             parts.append(f"{self.crowded} tasks exceed the number per node that gamma allows")
         if self.squeezed:
-            parts.append(f"{self.squeezed} exceed the cores of every worker")
+            parts.append(f"{self.squeezed} need a further worker on a node")
         if self.overloaded:
             parts.append(f"{self.overloaded} exceed the CPU of every node: add nodes, or lower the input")
         return "; ".join(parts)
 
 
-def _one_slot_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment: Ints) -> Ints:
-    """The slot of each chosen task on its node: the one with most tasks of its topology now, unless that would be
-    overloaded; else the least loaded one."""
+def _one_slot_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment: Ints, limits: TStorm) -> Ints:
+    """The slot of each chosen task on its node. Tasks of a topology share one: the one with most of them now, unless that
+    would be overloaded; else the least loaded one. If no slot has room for all of them, they are spread over several."""
     tasks = np.flatnonzero(chosen)
     groups, group_of = np.unique(problem.topology[tasks] * problem.nodes + nodes[tasks], return_inverse=True)
-    slot_of = np.where(chosen, NOWHERE, assignment)
-    load = problem.slot_load(slot_of)
-    counts: Ints = problem.slot_tasks_taken + np.bincount(slot_of[slot_of >= 0], minlength=len(load))
-    weight: Floats = np.bincount(group_of, weights=problem.cpu[tasks], minlength=len(groups)).astype(np.float64)
+    board = SlotBoard(problem, np.where(chosen, NOWHERE, assignment))
+    most = board.most if limits.cores else np.full_like(board.most, np.inf)
+    weight = np.stack([np.bincount(group_of, weights=need, minlength=len(groups)) for need in problem.needs[:, tasks]])
     size = np.bincount(group_of, minlength=len(groups))
     present = _present_workers(problem, groups)
-    by_node = np.argsort(problem.slot_node, kind="stable")
-    first = np.searchsorted(problem.slot_node[by_node], np.arange(problem.nodes + 1))
-    slots = np.full(len(groups), NOWHERE, dtype=np.int64)
-    for group in np.lexsort((np.arange(len(groups)), present < 0)):  # groups that have a slot already come first
-        node, slot = groups[group] % problem.nodes, present[group]
-        if slot < 0 or load[slot] + weight[group] > problem.slot_capacity[slot] * ROUNDING:
-            local = by_node[first[node]:first[node + 1]]
-            slot = local[np.lexsort((local != slot, counts[local], load[local]))[0]]
-        slots[group] = slot
-        load[slot] += weight[group]
-        counts[slot] += size[group]
-    slot_of[tasks] = slots[group_of]
-    return slot_of
+    split: list[int] = []  # groups that fit in no slot
+    for group in np.lexsort((np.arange(len(groups)), present < 0)).tolist():  # groups that have a slot already come first
+        local, slot = board.of_node[groups[group] % problem.nodes], present[group]
+        need = weight[:, group, np.newaxis]
+        if slot < 0 or np.any(board.used[:, slot] + need[:, 0] > most[:, slot]):
+            load = (board.used[:, local] / np.maximum(problem.slot_limit[:, local], 1e-9)).max(axis=0)
+            full = np.any(board.used[:, local] + need > most[:, local], axis=0)
+            slot = local[np.lexsort((local != slot, board.counts[local], load, full))[0]]
+            if full.all() and len(local) > 1:
+                split.append(group)
+                continue
+        board.assignment[tasks[group_of == group]] = slot
+        board.used[:, slot] += weight[:, group]
+        board.counts[slot] += size[group]
+    for group in split:
+        own, node = tasks[group_of == group], int(groups[group] % problem.nodes)
+        for task in by_traffic(problem, own).tolist():
+            board.put(task, node)
+        if board.overloaded()[board.of_node[node]].any():
+            board.repack(own, node)
+    return board.assignment
 
 
 def _present_workers(problem: Problem, groups: Ints) -> Ints:

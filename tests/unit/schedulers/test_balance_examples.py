@@ -109,7 +109,7 @@ def test_tasks_without_a_worker_are_placed() -> None:
 
 
 def test_it_is_asked_often_and_decides_alone() -> None:
-    assert traits(make_scheduler("balance", {"tolerance": 0.2})) == (5.0, True)
+    assert traits(make_scheduler("balance", {"tolerance": 0.2})) == (5.0, True, 10.0, "ewma", 0.9)
 
 
 def test_key_groups_that_move_are_a_decision() -> None:

@@ -8,7 +8,7 @@ import pytest
 from millrace.model.situation import Situation
 from millrace.schedulers.base import NoChange
 from millrace.schedulers.even import Even
-from millrace.schedulers.instances import large_situation, random_situation
+from millrace.schedulers.instances import large_situation, random_situation, simulated_situation
 from millrace.schedulers.optimal import least_traffic
 from millrace.schedulers.problem import Problem
 
@@ -61,3 +61,40 @@ def test_a_large_one_has_about_twenty_edges_for_each_task(tasks: int, slots: int
     assert seen.count == tasks and len(seen.slot_numbers) == slots
     assert 15 <= len(seen.rate) / tasks <= 20
     assert seen.cpu.sum() < seen.node_capacity.sum()
+
+
+READS = {"chain": [set(), {0}, {1}, {2}], "diamond": [set(), {0}, {0}, {1, 2}], "star": [set(), {0}, {1}, {1}],
+         "all-to-all": [set(), {0}, {0, 1}, {0, 1, 2}]}
+
+
+@pytest.mark.parametrize("shape", READS)
+def test_shapes(shape: str) -> None:
+    rng = np.random.default_rng(1)
+    graphs = [graph for _ in range(50) for graph in random_situation(rng, tasks=(8, 12), shape=shape).graphs]
+    four = [graph for graph in graphs if len(graph.components) == 4]
+    assert four
+    for graph in four:
+        assert [{int(read.source[1:]) for read in component.inputs} for component in graph.components] == READS[shape]
+
+
+def test_nodes_with_several_cores_have_room_for_every_task_on_one_of_them() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(30):
+        seen = problem(random_situation(rng, cores=3))
+        assert seen.node_capacity == pytest.approx(3 * seen.node_mhz) and seen.cpu.max() <= seen.node_mhz.max()
+        assert (np.bincount(seen.slot_node) >= 3).all()
+
+
+def test_spouts_that_cannot_move() -> None:
+    rng = np.random.default_rng(3)
+    every, none = (problem(random_situation(rng, pinned=share)) for share in (1.0, 0.0))
+    spouts = [task.component == "c0" for _, task in every.tasks]
+    assert every.pinned.tolist() == spouts and not none.pinned.any()
+
+
+def test_a_simulated_cluster_has_all_shapes_and_is_a_third_full() -> None:
+    case = simulated_situation(500, 20, np.random.default_rng(1))
+    seen = problem(case)
+    assert (seen.count, seen.nodes, len(seen.slot_numbers)) == (500, 20, 80) and (seen.current < 0).all()
+    assert seen.cpu.sum() <= seen.node_capacity.sum() / 3 * (1 + 1e-9) and seen.cpu.max() <= seen.node_mhz.min() / 4
+    assert len(case.graphs) == 5 and simulated_situation(500, 20, np.random.default_rng(1)) == case

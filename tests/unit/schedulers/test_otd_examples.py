@@ -66,7 +66,7 @@ def test_case_3_only_low_a_task_goes_where_its_traffic_is_if_that_gains_enough()
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(2, a=[3], b=[2])}
     assert Otd(threshold=30.0).schedule(*question) == NoChange(
-        "no worker is overloaded; the best move would make 30.0 tuples/s local, and 30.0 are required")
+        "no worker is overloaded; the best move makes 30.0 tuples/s local, and 30.0 are required")
 
 
 def test_case_4_neither_nothing() -> None:

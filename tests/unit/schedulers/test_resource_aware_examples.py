@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from by_hand import cluster, graph, load, plan, task
 
 from millrace.model.cluster import Cluster, Node, Slot
@@ -72,3 +74,43 @@ def test_the_reference_node_is_where_the_topology_is() -> None:
     result = ResourceAware().schedule([graph(a=3)], SMALL, {}, {"t": plan(a=[1, 1, 9])})
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(2, a=[1, 1, 1])}
+
+
+# -- while it runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_leaves_a_node_that_lacks_memory_for_it() -> None:
+    # n1 has 1,024 MB and needs 1,100: 76 too many. The 300 MB of a1 are the least that is enough, and n2 has room.
+    seen = load(memory={"a0": 700, "a1": 300, "a2": 50, "a3": 50})
+    result = ResourceAware().schedule([graph(a=4)], SMALL, {"t": seen}, {"t": plan(a=[0, 0, 0, 0])})
+    assert result == NewPlan({"t": plan(2, a=[0, 1, 0, 0])}, "1 tasks moved from nodes that lacked memory or CPU")
+
+
+def test_several_small_tasks_leave_if_the_large_one_fits_nowhere_else() -> None:
+    # 176 MB too many on n1. Only 921 - 800 = 121 MB of n2 may be filled, so neither 600 nor 500 MB fit there.
+    seen = load(memory={"a0": 600, "a1": 500, "a2": 50, "a3": 50, "b0": 800})
+    result = ResourceAware().schedule([graph(a=4, b=1)], SMALL, {"t": seen}, {"t": plan(a=[0, 0, 0, 0], b=[1])})
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[0, 0, 1, 1], b=[1])}
+    assert "2 tasks moved" in result.reason and "node n1 lacks 76 MB of memory, and no other has room" in result.reason
+
+
+def test_a_task_leaves_a_node_that_lacks_cpu_if_another_has_room() -> None:
+    seen = load(memory={"a0": 10, "a1": 10, "a2": 10}, a0=3000.0, a1=800.0, a2=700.0)
+    result = ResourceAware().schedule([graph(a=3)], SMALL, {"t": seen}, {"t": plan(a=[0, 0, 0])})
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[0, 0, 1])}, "500 of 4,500 MHz are too many, and 700 the least that is enough"
+    full = ResourceAware().schedule([graph(a=3)], cluster(n1=[0]), {"t": seen}, {"t": plan(a=[0, 0, 0])})
+    assert isinstance(full, NoChange) and full.overload, "CPU is soft: without room elsewhere nothing moves"
+
+
+def test_a_task_that_cannot_be_moved_stays() -> None:
+    fixed = replace(graph(a=2), components=tuple(replace(part, movable=False) for part in graph(a=2).components))
+    result = ResourceAware().schedule([fixed], SMALL, {"t": load(memory={"a0": 600, "a1": 600})}, {"t": plan(a=[0, 0])})
+    assert isinstance(result, NoChange) and "node n1 lacks 176 MB of memory" in result.reason
+
+
+def test_lost_tasks_are_placed_without_moving_others() -> None:
+    seen = load(memory={"a0": 700, "a1": 500, "a2": 50})
+    result = ResourceAware().place([graph(a=3)], SMALL, {"t": seen}, {"t": plan(a=[0, 0, 9])})
+    assert isinstance(result, NewPlan) and result.plans == {"t": plan(2, a=[0, 0, 1])}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from by_hand import cluster, graph, load, plan, task
 
 from millrace.errors import BadParameter
 from millrace.model.cluster import Cluster, Node, Slot
@@ -15,12 +16,14 @@ from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
+from millrace.schedulers import slstream
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
-from millrace.schedulers.partition import Cost, Cutting, polished
-from millrace.schedulers.problem import Problem
-from millrace.schedulers.qpso import Costs, contraction, decode, moved, swarm
+from millrace.schedulers.partitioning.partition import Cost, Cutting, polished
+from millrace.schedulers.partitioning.qpso import Costs, contraction, decode, moved, swarm
+from millrace.schedulers.problem import NOWHERE, Problem
 from millrace.schedulers.slstream import SlStream, match_subgraphs
 
+FREE = np.full(6, NOWHERE)  # of six tasks, all can be moved
 SQUARE = {(0, 1): 10.0, (1, 2): 5.0, (2, 3): 10.0}  # a chain of four tasks
 
 
@@ -81,13 +84,13 @@ def test_the_weight_mixes_cpu_and_memory() -> None:
 def test_a_partition_that_does_not_fit_is_worse_than_any_that_does() -> None:
     result = cutting(situation([(200, 1000)] * 2, [100] * 4, SQUARE), rho=0, alpha=1)
     together, apart = result.cost(np.array([0, 0, 0, 0])), result.cost(np.array([0, 1, 0, 1]))
-    assert together == Cost(pytest.approx(200 / 400), 0) and apart == Cost(0, 25)
+    assert together == Cost(pytest.approx(1001 * 200 / 400), 0) and apart == Cost(0, 25)
     assert apart < together
 
 
 def test_memory_can_overload_too() -> None:
     result = cutting(situation([(1000, 100)] * 2, [1] * 4, SQUARE, memory=[60] * 4), rho=0, alpha=1)
-    assert result.cost(np.array([0, 0, 1, 1])).overload == pytest.approx(40 / 200)
+    assert result.cost(np.array([0, 0, 1, 1])).overload == pytest.approx(1000 * 40 / 200)
 
 
 def test_many_partitions_at_once_cost_the_same_as_one_by_one() -> None:
@@ -124,9 +127,9 @@ def test_the_swarm_finds_a_hidden_partition_and_is_never_worse_than_a_start() ->
         return Costs(np.zeros(len(labels)), (labels != wanted).sum(axis=1).astype(float))
 
     start = np.array([[0, 1, 2, 2, 0, 1]])
-    result = swarm(cost, start, 3, particles=20, iterations=100, sigma=0.5, rng=np.random.default_rng(1))
+    result = swarm(cost, start, 3, particles=20, iterations=100, sigma=0.5, rng=np.random.default_rng(1), fixed=FREE)
     assert result.labels[0].tolist() == wanted.tolist() and result.costs.value[0] == 0
-    still = swarm(cost, start, 3, particles=1, iterations=0, sigma=0.5, rng=np.random.default_rng(1))
+    still = swarm(cost, start, 3, particles=1, iterations=0, sigma=0.5, rng=np.random.default_rng(1), fixed=FREE)
     assert still.labels.tolist() == start.tolist()
 
 
@@ -236,6 +239,97 @@ def test_fewer_subgraphs_than_nodes() -> None:
 def test_without_any_load_tasks_are_spread_evenly() -> None:
     case = situation([(400, 1000)] * 2, [0] * 4, {})
     assert slots(ask(SlStream(), case)) == [0, 1, 0, 1]
+
+
+def test_all_on_one_node_is_not_balanced_however_little_the_traffic() -> None:
+    case = situation([(1000, 1000)] * 2, [100] * 8, {(first, second): 1.0 for first in range(8) for second in range(first)})
+    counts = np.bincount(slots(ask(SlStream(), case)))
+    assert counts.tolist() == [4, 4] or sorted(counts.tolist()) in ([2, 6], [3, 5])
+    assert np.bincount(slots(ask(SlStream(balance=1000), case))).max() == 8, "within the headroom if balance does not matter"
+
+
+def test_new_plans_leave_headroom() -> None:
+    case = situation([(400, 1000)] * 2, [95] * 4, SQUARE, running=None)
+    assert np.bincount(slots(ask(SlStream(balance=1000), case))).tolist() == [2, 2], "380 MHz are more than 0.9 x 400"
+    assert len(set(slots(ask(SlStream(balance=1000, capacity=1.0), case)))) == 1
+
+
+def test_a_subgraph_fits_the_cores_of_a_nodes_workers() -> None:
+    """Two nodes with 4 cores, each with one worker, which uses one of them."""
+    one = cluster(cores=4, mhz=1000.0, n1=[0], n2=[1])
+    result = SlStream(balance=1000, k=2).schedule([graph(a=1, b=2)], one, {"t": load({"a0 b0": 10, "a0 b1": 9}, a0=600, b0=300,
+                                                                                b1=300)}, {})
+    assert isinstance(result, NewPlan) and not result.overload
+    assert result.plans["t"].placement == {task("a0"): 0, task("b0"): 0, task("b1"): 1}
+
+
+def test_a_subgraph_fits_the_loops_of_a_nodes_workers() -> None:
+    """The tasks wait: they need a loop, and no CPU."""
+    result = SlStream(balance=1000, k=2).schedule(
+        [graph(a=1, b=2)], cluster(n1=[0], n2=[1]),
+        {"t": load({"a0 b0": 10, "a0 b1": 9}, busy={"a0": 0.5, "b0": 0.4, "b1": 0.4}, a0=1)}, {})
+    assert isinstance(result, NewPlan)
+    assert result.plans["t"].placement == {task("a0"): 0, task("b0"): 0, task("b1"): 1}
+
+
+def test_what_fits_a_node_but_none_of_its_workers_goes_elsewhere() -> None:
+    """Three tasks of 0.6 cores on two workers of a node: 1.8 of 2 cores, but only two fit."""
+    one = cluster(cores=2, mhz=1000.0, n1=[0, 1], n2=[2])
+    result = SlStream(balance=1000, k=1).schedule(
+        [graph(a=3)], one, {"t": load({"a0 a1": 10, "a1 a2": 10}, a0=600, a1=600, a2=600)}, {})
+    assert isinstance(result, NewPlan) and not result.overload
+    assert sorted(result.plans["t"].placement.values()) == [0, 1, 2]
+
+
+# ---- tasks that cannot be moved
+
+
+def pinned_case(traffic: dict[str, float], running: Plan, **mhz: float) -> SchedulingResult:
+    topology = graph(pinned="a", a=2, b=1)
+    return SlStream(xi=1.0, rho=0.0).schedule([topology], cluster(cores=1, mhz=1000.0, n1=[0], n2=[1]),
+                                              {"t": load(traffic, **mhz)}, {"t": running})
+
+
+def test_tasks_that_cannot_be_moved_never_share_a_subgraph_if_their_nodes_differ() -> None:
+    """All three would fit one node, with no traffic between nodes; but a0 and a1 stay where they are."""
+    result = pinned_case({"a0 b0": 1000, "a1 b0": 900}, plan(a=[0, 1], b=[1]), a0=100, a1=100, b0=100)
+    assert isinstance(result, NewPlan) and result.reason == "2 subgraphs: p 1,000.0 -> 900.0"
+    assert result.plans["t"].placement == {task("a0"): 0, task("a1"): 1, task("b0"): 0}
+
+
+def test_a_plan_is_judged_with_the_tasks_that_cannot_be_moved_where_they_are() -> None:
+    result = pinned_case({"a0 b0": 900, "a1 b0": 1000}, plan(a=[0, 1], b=[1]), a0=100, a1=100, b0=100)
+    assert result == NoChange("the plan stays: p would go from 900.0 to 900.0, which is not below xi = 1 times that")
+
+
+def test_a_subgraph_goes_to_the_node_of_its_task_that_cannot_be_moved() -> None:
+    instance = Problem.of([graph(pinned="a", a=1, b=3)], cluster(n1=[0], n2=[1]), {"t": load({"a0 b0": 1}, a0=1)},
+                          {"t": plan(a=[0], b=[1, 1, 1])})
+    assert match_subgraphs(instance, np.array([1, 1, 0, 1]), 2, mu=0.5).tolist() == [0, 0, 1, 0], "though more tasks move"
+
+
+# ---- as published
+
+
+def test_as_published_the_swarm_starts_at_random_and_nothing_is_polished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slstream, "polished", lambda *_: pytest.fail("polished"))
+    monkeypatch.setattr(Cutting, "greedy", lambda *_: pytest.fail("a greedy start"))
+    case = pairs(10, running=None)
+    first = ask(SlStream(published=True), case)
+    assert isinstance(first, NewPlan) and ask(SlStream(published=True), case) == first
+
+
+# ---- links
+
+
+def test_with_costs_of_links_p_is_the_cost_of_the_plan() -> None:
+    """b0 needs a node of its own: the near one is better, though the far one has as much room."""
+    links = {"n1 n2": 5.0, "n1 n3": 1.0, "n2 n3": 1.0}
+    result = SlStream(minimise="cost", rho=0).schedule(
+        [graph(pinned="a", a=1, b=1)], cluster(cores=1, mhz=1000.0, links=links, n1=[0], n2=[1], n3=[2]),
+        {"t": load({"a0 b0": 100}, size={"a0 b0": 100}, a0=600, b0=600)}, {"t": plan(a=[0], b=[1])})
+    assert isinstance(result, NewPlan) and result.reason == "2 subgraphs: p 500.0 -> 100.0"
+    assert result.plans["t"].placement[task("b0")] == 2
 
 
 def test_no_slots() -> None:

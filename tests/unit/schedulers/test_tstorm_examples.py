@@ -46,7 +46,7 @@ def test_the_number_of_tasks_allowed_is_rounded_up() -> None:
 def test_a_node_takes_no_more_than_its_capacity_allows() -> None:
     # 0.9 x 4,000 = 3,600 MHz: two tasks of 1,500 fit on a node and three (4,500) do not, whatever gamma says.
     heavy = load(TALK, a0=1500, a1=1500, b0=1500, b1=1500)
-    result = TStorm(gamma=2.0, capacity=0.9).schedule([graph(a=2, b=2)], NODES, {"t": heavy}, {})
+    result = TStorm(gamma=2.0, capacity=0.9, cores=0).schedule([graph(a=2, b=2)], NODES, {"t": heavy}, {})
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(a=[0, 2], b=[0, 2])}
     # The one worker of each node has one core only: that is said too.

@@ -131,6 +131,7 @@ class _Ewma:
         self.a = a
         self.tasks: dict[TaskId, LoadRow] = {}
         self.pairs: dict[TaskPair, float] = {}
+        self.sizes: dict[TaskPair, float] = {}  # bytes per second
         self.groups: dict[str, LoadRow] = {}
         self.known: set[TaskId] = set()  # tasks of which a full window has been seen
         self.newest = Load()
@@ -140,12 +141,13 @@ class _Ewma:
             return self.newest
         settling = set(sample.settling)
         self.known &= sample.tasks.keys()
-        pairs = self._pairs(sample, settling)  # before `known` is updated
+        pairs = self._pairs(sample, sample.traffic, self.pairs, settling)  # before `known` is updated
+        sizes = self._pairs(sample, sample.traffic_bytes, self.sizes, settling)
         self.tasks = {task: self._task(task, _row(sample, measured), settling) for task, measured in sample.tasks.items()}
         self.known |= sample.tasks.keys() - settling
-        self.pairs = pairs
+        self.pairs, self.sizes = pairs, sizes
         self.groups = {name: self._groups(name, rates) for name, rates in _group_rates(sample).items()}
-        self.newest = _load(sample, self.tasks, self.pairs, self.groups)
+        self.newest = _load(sample, self.tasks, self.pairs, self.sizes, self.groups)
         return self.newest
 
     def _task(self, task: TaskId, new: LoadRow, settling: set[TaskId]) -> LoadRow:
@@ -158,13 +160,13 @@ class _Ewma:
         old = self.groups.get(component, ())
         return tuple(map(self._mixed, old, new)) if len(old) == len(new) else new
 
-    def _pairs(self, sample: Load, settling: set[TaskId]) -> dict[TaskPair, float]:
+    def _pairs(self, sample: Load, traffic: Mapping[TaskPair, float], past: Mapping[TaskPair, float],
+               settling: set[TaskId]) -> dict[TaskPair, float]:
         rates: dict[TaskPair, float] = {}
-        silent = [pair for pair in self.pairs if pair not in sample.traffic
-                  and pair[0] in sample.tasks and pair[1] in sample.tasks]
-        for pair in (*sample.traffic, *silent):
-            now = _clean(sample.traffic.get(pair, 0.0) / sample.window_seconds)
-            was = self.pairs.get(pair, 0.0)
+        silent = [pair for pair in past if pair not in traffic and pair[0] in sample.tasks and pair[1] in sample.tasks]
+        for pair in (*traffic, *silent):
+            now = _clean(traffic.get(pair, 0.0) / sample.window_seconds)
+            was = past.get(pair, 0.0)
             if pair[0] not in self.known or pair[1] not in self.known:
                 value = now
             elif pair[0] in settling or pair[1] in settling:
@@ -189,12 +191,14 @@ class _TrimmedMean:
         if not _has_length(sample):
             return self.newest
         rows = {task: _row(sample, measured) for task, measured in sample.tasks.items()}
-        traffic = {pair: _clean(tuples / sample.window_seconds) for pair, tuples in sample.traffic.items()}
+        traffic, sizes = ({pair: _clean(amount / sample.window_seconds) for pair, amount in sent.items()}
+                          for sent in (sample.traffic, sample.traffic_bytes))
         for window in self.past:
             window.whole &= rows.keys()  # a task that is gone and returns starts afresh
-        self.past.append(_Window(rows, traffic, rows.keys() - set(sample.settling), _group_rates(sample)))
+        self.past.append(_Window(rows, traffic, sizes, rows.keys() - set(sample.settling), _group_rates(sample)))
         tasks = {task: self._task(task, newest) for task, newest in rows.items()}
-        self.newest = _load(sample, tasks, self._pairs(rows, traffic), self._groups())
+        pairs = self._pairs(rows, [window.traffic for window in self.past])
+        self.newest = _load(sample, tasks, pairs, self._pairs(rows, [window.sizes for window in self.past]), self._groups())
         return self.newest
 
     def _task(self, task: TaskId, newest: LoadRow) -> LoadRow:
@@ -205,19 +209,20 @@ class _TrimmedMean:
         return {name: tuple(map(_trimmed_mean, zip(*(window.groups[name] for window in self.past if name in window.groups))))
                 for name in self.past[-1].groups}
 
-    def _pairs(self, rows: Mapping[TaskId, LoadRow], newest: Mapping[TaskPair, float]) -> dict[TaskPair, float]:
+    def _pairs(self, rows: Mapping[TaskId, LoadRow], past: Sequence[Mapping[TaskPair, float]]) -> dict[TaskPair, float]:
         """Mean rate of each pair that had traffic in any window. Windows are selected by bit mask: there are many pairs."""
+        newest = past[-1]
         whole = {task: sum(1 << bit for bit, window in enumerate(self.past) if task in window.whole) for task in rows}
         picked: dict[int, list[Mapping[TaskPair, float]]] = {}
         means: dict[TaskPair, float] = {}
-        for pair in set().union(*(window.traffic for window in self.past)):
+        for pair in set().union(*past):
             source, target = pair
             if source not in whole or target not in whole:  # one of the tasks is gone: no mean to take
                 means[pair] = newest.get(pair, 0.0)
                 continue
             bits = whole[source] & whole[target]
             if bits not in picked:
-                picked[bits] = [window.traffic for bit, window in enumerate(self.past) if bits >> bit & 1]
+                picked[bits] = [traffic for bit, traffic in enumerate(past) if bits >> bit & 1]
             rates = [traffic.get(pair, 0.0) for traffic in picked[bits]]
             means[pair] = _trimmed_mean(rates) if rates else newest.get(pair, 0.0)
         return means
@@ -229,6 +234,7 @@ class _Window:
 
     tasks: Mapping[TaskId, LoadRow]
     traffic: Mapping[TaskPair, float]
+    sizes: Mapping[TaskPair, float]
     whole: set[TaskId]
     groups: Mapping[str, LoadRow]
 
@@ -260,7 +266,7 @@ def _group_rates(sample: Load) -> dict[str, LoadRow]:
     return {name: tuple(_clean(count / seconds) for count in counts) for name, counts in sample.key_groups.items()}
 
 
-def _load(sample: Load, tasks: Mapping[TaskId, LoadRow], pairs: Mapping[TaskPair, float],
+def _load(sample: Load, tasks: Mapping[TaskId, LoadRow], pairs: Mapping[TaskPair, float], sizes: Mapping[TaskPair, float],
           groups: Mapping[str, LoadRow]) -> Load:
     """The estimate over the newest window's length; all other values are the sample's."""
     seconds = sample.window_seconds
@@ -268,6 +274,7 @@ def _load(sample: Load, tasks: Mapping[TaskId, LoadRow], pairs: Mapping[TaskPair
         window_seconds=seconds,
         tasks={task: _task_load(sample.tasks[task], row, seconds) for task, row in tasks.items()},
         traffic={pair: rate * seconds for pair, rate in pairs.items() if rate > 0},
+        traffic_bytes={pair: rate * seconds for pair, rate in sizes.items() if rate > 0},
         settling=sample.settling,
         key_groups={name: tuple(rate * seconds for rate in rates) for name, rates in groups.items()},
         heavy_keys=sample.heavy_keys,

@@ -8,25 +8,30 @@ plan_changes.py applies it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from millrace.control.scheduling.plan_acceptance import Thresholds, review
+from millrace.control.scheduling.move_costs import MoveCosts
+from millrace.control.scheduling.overload import MARGIN, OverloadWatch, PlaceLoad
+from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Thresholds, review
+from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
+from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
-from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
+from millrace.schedulers.parameters import check_parameters, parameter, parameters_of, with_parameters
 from millrace.schedulers.problem import Problem
+from millrace.schedulers.registry import COOL_DOWN_SECONDS, PACKING, traits
 
 DECISIONS_KEPT = 200
 MIN_GAIN = 0.02
-MOST_CROWDING = 10.0  # highest factor assumed for a core that is shared with other processes
-GROWING_WINDOWS = 3  # consecutive windows of growing queues that count as overload
+OBJECTIVE = ("minimise", "between_workers")  # parameters of schedulers that say what they minimise
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
+BY_REQUEST = "by request"  # a user wants the plan carried out, whatever it gains
 ENACTED, ADVISED, NO_CHANGE, NOT_WORTH_IT = "enacted", "advised", "no change", "not worth it"
 CANNOT_PLACE, FAILED, OVERTAKEN = "cannot place", "failed", "overtaken"
 
@@ -36,12 +41,18 @@ class Policy:
     """Settings of the schedule generator, common to all schedulers."""
 
     period: float = parameter(0.0, "Seconds between schedules; 0 takes the scheduler's own (5 for otd, 300 for others).", low=0)
-    cool_down: float = parameter(10.0, "Seconds after an enacted plan before another one may be enacted.", low=0)
+    cool_down: float | None = parameter(None, "Seconds after an enacted plan before another one may be enacted. Unset: the "
+                                              "scheduler's own (0 for otd, 10 for others).", low=0)
     min_gain: float | None = parameter(None, "Share by which a plan must lower traffic between nodes, or a high load, to be "
                                              "enacted. Unset: 0.02; schedulers that have their own threshold use that instead.",
                                 low=0, high=1)
-    overload: float = parameter(0.9, "CPU utilization of a node or worker, 1 being all of it, at which the scheduler runs at "
-                                     "once.", low=0)
+    payback: float = parameter(PAYBACK_SECONDS, "Seconds within which a plan must save more tuples between nodes than its "
+                                                "moves delay. 0: moves cost nothing.", low=0)
+    overload: float | None = parameter(None, "Share of a node's or worker's CPU, or of a worker's time, at which the scheduler "
+                                             "runs at once if it lasts for 3 windows. Unset: 0.05 above the share that the "
+                                             "scheduler fills.", low=0)
+    load_period: float | None = parameter(None, "Seconds of a load window. Unset: load.period.secs. Windows are shorter where "
+                                                "that makes them end with the period.", low=0.1)
     time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
     strategy: str = parameter("handover", "Strategy of migration by which plans are carried out, see `millrace rebalance`.",
@@ -62,12 +73,25 @@ class Policy:
 
 @dataclass(frozen=True)
 class Choice:
-    """The scheduler in use. `period`: seconds between schedules that it asks for."""
+    """The scheduler in use. `period`: seconds between schedules that it asks for; `cool_down`: after an enacted plan.
+    `packing`: share of a node or worker that it fills."""
 
     name: str
     parameters: Mapping[str, Any]
     period: float
     weighs_itself: bool = False  # it has its own threshold
+    cool_down: float = COOL_DOWN_SECONDS
+    packing: float = PACKING
+
+    @classmethod
+    def of(cls, name: str, scheduler: Scheduler) -> Choice:
+        chosen = traits(scheduler)
+        return cls(name, parameters_of(scheduler), chosen.period, chosen.weighs_itself, chosen.cool_down, chosen.packing)
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """The objective that it minimises, as arguments of `Problem.of`."""
+        return {name: self.parameters[name] for name in OBJECTIVE if name in self.parameters}
 
 
 @dataclass(frozen=True)
@@ -104,15 +128,20 @@ class ScheduleGenerator:
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
         self._number = 0
         self._asked = False
+        self.enacts_next = False  # the scheduler is asked next by request
         self._last = 0.0  # time of the last request to the scheduler
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the enacted decision whose effect is not measured yet
-        self._queues: dict[str, deque[int]] = {}
-        self._crowding = 1.0
+        self._watch = OverloadWatch()
+        self._windows: deque[WindowLoads] = deque(maxlen=WINDOWS_KEPT)
+        self._group_windows: deque[WindowLoads] = deque(maxlen=GROUP_WINDOWS_KEPT)
+        self._pressed = False  # a topology falls behind its sources
+        self.costs = MoveCosts()
 
-    def set(self, choice: Choice, policy: Policy) -> None:
-        """Use this scheduler with this policy from now on."""
-        self.choice, self.policy = choice, policy
+    def set(self, choice: Choice, policy: Policy, enact: bool = False) -> None:
+        """Use this scheduler with this policy from now on. `enact`: its next plan is carried out whatever it gains, cool-down
+        or dry run notwithstanding."""
+        self.choice, self.policy, self.enacts_next = choice, policy, enact
         self.ask()
 
     def ask(self) -> None:
@@ -124,11 +153,20 @@ class ScheduleGenerator:
         return self.policy.period or self.choice.period
 
     @property
-    def min_gain(self) -> float | None:
-        """Minimum gain of a plan; None accepts every plan of the scheduler."""
+    def cool_down(self) -> float:
+        return self.choice.cool_down if self.policy.cool_down is None else self.policy.cool_down
+
+    @property
+    def min_gain(self) -> float:
+        """Minimum gain of a plan; 0 if the scheduler has its own threshold."""
         if self.policy.min_gain is not None:
             return self.policy.min_gain
-        return None if self.choice.weighs_itself else MIN_GAIN
+        return 0.0 if self.choice.weighs_itself else MIN_GAIN
+
+    @property
+    def overload(self) -> float:
+        """Load of a node or worker that counts as overload: above what the scheduler fills, or noise would undo its plans."""
+        return min(self.choice.packing + MARGIN, 1.0) if self.policy.overload is None else self.policy.overload
 
     def remember(self, past: Iterable[Decision]) -> None:
         """Take over the decisions of earlier masters, oldest first: numbering continues from theirs."""
@@ -138,33 +176,38 @@ class ScheduleGenerator:
 
     # -- when to ask ---------------------------------------------------------------------------------------------------
 
-    def due(self, now: float, sample: WindowSample, cluster: Cluster) -> str | None:
-        """Called at the end of a window: the reason to ask the scheduler now, or None."""
-        growing = self._growing(sample)
-        self._crowding = crowding(sample, cluster, self.policy.overload)
-        if self.cooling(now):
+    def take(self, sample: WindowSample, cluster: Cluster, pressed: bool = False) -> None:
+        """Take the measurements of a window. `pressed`: a topology falls behind its sources."""
+        self._watch.add(sample, cluster)
+        self._windows.append(sample.loads)
+        self._group_windows.append({name: Load(load.window_seconds, key_groups=load.key_groups)
+                                    for name, load in sample.loads.items()})
+        self._pressed = pressed
+
+    def overloaded(self) -> list[PlaceLoad]:
+        """The nodes and workers whose overload lasts."""
+        return self._watch.lasting(self.overload)
+
+    def due(self, now: float, sample: WindowSample, cluster: Cluster, pressed: bool = False) -> str | None:
+        """Called at the end of a window, with its measurements: the reason to ask the scheduler now, or None."""
+        self.take(sample, cluster, pressed)
+        if self.cooling(now) and not self.enacts_next:
             return None
-        if self._asked:
+        if self.enacts_next:
+            trigger = BY_REQUEST
+        elif self._asked:
             trigger = ASKED
-        elif growing or any(overloads(sample, cluster, self.policy.overload)):
+        elif pressed or self.overloaded():
             trigger = OVERLOAD
-        elif now - self._last >= self.period:
+        elif now - self._last >= self.period - sample.seconds / 2:  # windows do not end to the millisecond
             trigger = PERIOD
         else:
             return None
-        self._asked, self._last = False, now
+        self._asked, self.enacts_next, self._last = False, False, now
         return trigger
 
     def cooling(self, now: float) -> bool:
-        return self._enacted_at is not None and now - self._enacted_at < self.policy.cool_down
-
-    def _growing(self, sample: WindowSample) -> bool:
-        """True if the queues of some topology have grown in each of the last windows."""
-        self._queues = {name: self._queues.get(name, deque(maxlen=GROWING_WINDOWS + 1)) for name in sample.loads}
-        for name, load in sample.loads.items():
-            self._queues[name].append(sum(task.queue_length for task in load.tasks.values()))
-        return any(len(lengths) > GROWING_WINDOWS and all(old < new for old, new in zip(lengths, list(lengths)[1:]))
-                   for lengths in self._queues.values())
+        return self._enacted_at is not None and now - self._enacted_at < self.cool_down
 
     # -- what to do with the answer ------------------------------------------------------------------------------------
 
@@ -175,14 +218,23 @@ class ScheduleGenerator:
         reason = "; ".join([result.reason, *map(str, result.overload)])
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
-        reviewed = review(situation, result.plans, Thresholds(self.min_gain, self.policy.overload, self._crowding))
+        fills = min(max(self.choice.packing, self.overload - MARGIN), self.overload)
+        thresholds = Thresholds(self.min_gain, self.overload, fills, self.policy.payback)
+        reviewed = review(situation, result.plans, thresholds, self._evidence(), self.choice.objective)
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
-        if reviewed.accepted:
+        if trigger == BY_REQUEST:
+            outcome = ENACTED
+        elif reviewed.accepted:
             outcome = ADVISED if self.policy.dry_run else ENACTED
         else:
             outcome, reason = NOT_WORTH_IT, f"{reason} ({reviewed.shortfall})"
         return self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected)
+
+    def _evidence(self) -> Evidence:
+        """Without a window there is only the estimate to go by."""
+        lasts = not self._windows or self._pressed or bool(self.overloaded())
+        return Evidence(tuple(self._windows), tuple(self._group_windows), lasts, self.costs, self.policy.strategy)
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:
         """The scheduler raised, took too long or returned an invalid plan: the plan in force stays."""
@@ -207,8 +259,10 @@ class ScheduleGenerator:
     def enacted(self, decision: Decision, now: float) -> None:
         self._enacted_at, self._watched = now, decision.number
 
-    def overtaken(self, decision: Decision, why: str) -> Decision:
-        """Record that the plan changed before the decision could be carried out."""
+    def overtaken(self, decision: Decision, why: str, passes: bool = True) -> Decision:
+        """Record that the plan changed before the decision could be carried out. `passes`: the reason does not last, so a user
+        who wants the plan carried out gets the next one."""
+        self.enacts_next = self.enacts_next or (passes and decision.trigger == BY_REQUEST)
         return self._replace(replace(decision, outcome=OVERTAKEN, reason=f"{decision.reason} ({why})"))
 
     def observe(self, situation: Situation) -> Decision | None:
@@ -228,28 +282,3 @@ class ScheduleGenerator:
             if known.number == decision.number:
                 self.decisions[position] = decision
         return decision
-
-
-def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[str]:
-    """Descriptions of nodes that use at least this share of their CPU and workers that use this share of a core."""
-    for node in cluster.nodes:
-        used = sample.nodes[node.name].cpu_mhz if node.name in sample.nodes else 0.0
-        if node.capacity_mhz > 0 and used >= share * node.capacity_mhz:
-            yield f"node {node.name} uses {used:,.0f} of {node.capacity_mhz:,.0f} MHz"
-    for slot in cluster.slots:
-        used = sample.workers[slot.number].cpu_mhz if slot.number in sample.workers else 0.0
-        core = cluster.node_of(slot.number).mhz
-        if core > 0 and used >= share * core:
-            yield f"worker {slot.number} uses {used:,.0f} of the {core:,.0f} MHz of a core"
-        elif slot.number in sample.workers and 0 < sample.workers[slot.number].busy >= share:
-            yield f"worker {slot.number} was in user code for {sample.workers[slot.number].busy:.0%} of the time"
-
-
-def crowding(sample: WindowSample, cluster: Cluster, share: float) -> float:
-    """Factor by which saturated workers are busier than their CPU time shows, because other processes use their cores."""
-    factor = 1.0
-    for slot in cluster.slots:
-        worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
-        if worker is not None and worker.busy >= share and worker.cpu_mhz > 0 and core > 0:
-            factor = max(factor, min(worker.busy * core / worker.cpu_mhz, MOST_CROWDING))
-    return factor

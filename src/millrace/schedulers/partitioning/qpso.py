@@ -73,10 +73,12 @@ def first_positions(starts: Ints, particles: int, k: int, rng: np.random.Generat
 
 
 def swarm(cost: Callable[[Ints], Costs], starts: Ints, k: int, *, particles: int, iterations: int, sigma: float,
-          rng: np.random.Generator) -> Swarm:
-    """Runs the swarm. `cost` rates many partitions at once, one per row. The result is never worse than the `starts`."""
+          rng: np.random.Generator, fixed: Ints) -> Swarm:
+    """Runs the swarm. `cost` rates many partitions at once, one per row. `fixed`: the subgraph of each task that cannot be
+    moved, and a negative number for the others. The result is never worse than the `starts`, which must have fixed tasks
+    there."""
     particles = max(particles, len(starts))
-    position = first_positions(starts, particles, k, rng)
+    position = np.where(fixed < 0, first_positions(starts, particles, k, rng), fixed + 0.5)
     best, labels = position.copy(), decode(position, k)
     costs = cost(labels)
     for t in range(iterations):
@@ -84,6 +86,7 @@ def swarm(cost: Callable[[Ints], Costs], starts: Ints, k: int, *, particles: int
         phi, u = rng.random(position.shape), 1 - rng.random(position.shape)
         sign = np.where(rng.random(position.shape) < 0.5, -1.0, 1.0)
         position = np.clip(moved(position, best, leader, contraction(sigma, iterations, t), phi, u, sign), 0.0, k)
+        position = np.where(fixed < 0, position, fixed + 0.5)
         decoded = decode(position, k)
         rated = cost(decoded)
         better = rated.better_than(costs)

@@ -1,0 +1,137 @@
+"""Bottlenecks: components that hold up their topology, found from the time of its tasks.
+
+Inboxes are bounded, so a component that cannot keep up slows its senders down, up to the sources: their lag grows, or they wait
+for credit. The bottleneck is where that ends: a component whose tasks, or workers, are busy nearly all the time and that does
+not wait for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from millrace.control.scheduling.hot_groups import pressure
+from millrace.model.cluster import Cluster
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
+from millrace.model.sample import WindowSample
+
+LASTING = 3  # windows for which a component holds its topology up before that counts
+OVER = 2  # windows without it after which it counts no more
+SATURATED = 0.8  # of a task's time in user code, or of a core: the rest goes to routing, encoding and sending
+FULL = 0.9  # of a worker's time or core
+WAITING = 0.2  # share of the time without credit from which on a component waits for others
+HELD_UP = 0.5  # the same for a source whose lag is not known
+BEHIND = 0.02  # growth of a source's lag, as a share of what it emits
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """A component that holds up its topology. `busy`: shares of its tasks that are full, by themselves or with their worker;
+    `alone`: those full by themselves, so that no other placement helps. `needed`: tasks that it would need. `evidence`: how the
+    sources show it."""
+
+    topology: str
+    component: str
+    busy: Mapping[TaskId, float]
+    alone: tuple[TaskId, ...]
+    needed: float
+    evidence: str
+
+
+def behind(graph: TopologyGraph, load: Load) -> str:
+    """The sign at the sources that the topology does not keep up, in words; empty if there is none."""
+    for spout in graph.spouts:
+        tasks = _tasks(load, spout)
+        emitted, offered = (sum(getattr(seen, name) for seen in tasks.values()) for name in ("emitted", "offered"))
+        if any(seen.lag is not None for seen in tasks.values()):
+            growth = offered - emitted
+            if growth > BEHIND * max(emitted, 1) and any(seen.lag for seen in tasks.values()):
+                return f"the lag of {spout.name} grows by {growth / load.window_seconds:,.0f} tuples/s"
+        elif tasks and (held := _mean(_share(load, seen.blocked_seconds) for seen in tasks.values())) >= HELD_UP:
+            return f"{spout.name} waits for credit {held:.0%} of the time"
+    return ""
+
+
+def bottleneck_of(graph: TopologyGraph, sample: WindowSample, cluster: Cluster) -> Bottleneck | None:
+    """The component that holds up the topology in the window; None if it keeps up, or nothing in it is busy."""
+    load, plan = sample.loads[graph.name], sample.plans.get(graph.name)
+    if load.window_seconds <= 0 or plan is None or not (evidence := behind(graph, load)):
+        return None
+    cores = {slot.number: cluster.node_of(slot.number).mhz for slot in cluster.slots}
+    fullness = {slot: max(worker.busy, worker.cpu_mhz / cores[slot] if cores.get(slot) else 0.0)
+                for slot, worker in sample.workers.items()}
+    crowded = {task for task, slot in plan.placement.items() if fullness.get(slot, 0.0) >= FULL}
+    found: list[tuple[tuple[bool, float, float], Bottleneck]] = []
+    for component in graph.components:
+        tasks = _tasks(load, component)
+        shares = {task: _task_share(load, seen, cores.get(plan.placement.get(task, -1), 0.0)) for task, seen in tasks.items()}
+        alone = tuple(task for task, share in shares.items() if share >= SATURATED)
+        full = {task: share for task, share in shares.items() if share >= SATURATED or (share > 0 and task in crowded)}
+        waits = _mean(_share(load, tasks[task].blocked_seconds) for task in full)
+        if full and waits < WAITING:
+            needed = sum(shares.values()) * pressure(graph, load, component.name) / SATURATED
+            senders = [_share(load, seen.blocked_seconds) for read in component.inputs
+                       for seen in _tasks(load, graph.component(read.source)).values()]
+            rank = bool(alone), max(senders, default=0.0), max(full.values())
+            found.append((rank, Bottleneck(graph.name, component.name, full, alone, needed, evidence)))
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _tasks(load: Load, component: ComponentDef) -> dict[TaskId, TaskLoad]:
+    return {task: seen for task, seen in load.tasks.items() if task.component == component.name}
+
+
+def _share(load: Load, seconds: float) -> float:
+    return min(seconds / load.window_seconds, 1.0)
+
+
+def _mean(shares: Iterable[float]) -> float:
+    values = list(shares)
+    return sum(values) / len(values) if values else 0.0
+
+
+def _task_share(load: Load, seen: TaskLoad, core: float) -> float:
+    """The share of its time in user code, or of a core, whichever is more."""
+    return max(_share(load, seen.busy_seconds), seen.cpu_mhz / core if core > 0 else 0.0)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A bottleneck with the windows in which it was seen, and those since then in which it was not."""
+
+    newest: Bottleneck
+    windows: int = 0
+    since: int = 0
+
+
+@dataclass(slots=True)
+class Bottlenecks:
+    """The bottlenecks of all topologies in the last windows."""
+
+    _seen: dict[tuple[str, str], _Seen] = field(default_factory=dict)  # by topology and component
+
+    def add(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample, cluster: Cluster) -> None:
+        """Take a window. One in which tasks were started or moved says nothing about their topology."""
+        self._seen = {key: seen for key, seen in self._seen.items() if key[0] in graphs}
+        for name, graph in graphs.items():
+            if name not in sample.loads or sample.loads[name].settling:
+                continue
+            bottleneck = bottleneck_of(graph, sample, cluster)
+            key = (name, bottleneck.component) if bottleneck is not None else None
+            if key is not None and bottleneck is not None:
+                seen = self._seen.setdefault(key, _Seen(bottleneck))
+                seen.newest, seen.windows, seen.since = bottleneck, seen.windows + 1, 0
+            for other, seen in list(self._seen.items()):
+                if other[0] == name and other != key:
+                    seen.since += 1
+                    if seen.windows < LASTING or seen.since >= OVER:
+                        del self._seen[other]
+
+    def forget(self, topology: str) -> None:
+        """Begin anew with a topology: it has ended, or its tasks have moved."""
+        self._seen = {key: seen for key, seen in self._seen.items() if key[0] != topology}
+
+    def lasting(self, windows: int = LASTING) -> list[Bottleneck]:
+        """The bottlenecks of so many windows."""
+        return [seen.newest for _, seen in sorted(self._seen.items()) if seen.windows >= windows]

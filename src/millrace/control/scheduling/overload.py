@@ -1,0 +1,84 @@
+"""Overload of nodes and workers that lasts: their loads in the last windows, told apart from noise.
+
+A scheduler may fill a place up to its packing limit. Such a place must not count as overloaded because a window happened to
+show a bit more: its load has to be above the overload threshold, which is higher than the packing limit, as the mean of some
+windows and by more than their noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
+
+from millrace.model.cluster import Cluster
+from millrace.model.sample import WindowSample
+
+LASTING = 3  # windows whose mean has to be above the threshold, at least
+MARGIN = 0.05  # the threshold is so far above the packing limit
+WINDOWS_KEPT = 10
+SURE = 4.0  # standard errors by which it has to be above: there are many places and windows
+ROUNDING = 1e-9
+LEAST_NOISE = 0.01  # standard deviation of a window: few windows may look more alike than they are
+FROM_MEDIAN = 1.4826 / math.sqrt(2)  # standard deviation of a window over the median difference between two
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceLoad:
+    """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window."""
+
+    where: str  # "node a", "worker 3"
+    share: float
+    text: str
+
+
+def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
+    """The loads of all nodes and workers in a window. A worker that waits in user code has a busy loop without using CPU."""
+    for node in cluster.nodes:
+        used = sample.nodes[node.name].cpu_mhz if node.name in sample.nodes else 0.0
+        if node.capacity_mhz > 0:
+            yield PlaceLoad(f"node {node.name}", used / node.capacity_mhz,
+                            f"node {node.name} uses {used:,.0f} of {node.capacity_mhz:,.0f} MHz")
+    for slot in cluster.slots:
+        worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
+        used, busy = (worker.cpu_mhz, worker.busy) if worker is not None else (0.0, 0.0)
+        share = used / core if core > 0 else 0.0
+        text = (f"worker {slot.number} uses {used:,.0f} of the {core:,.0f} MHz of a core" if share >= busy else
+                f"worker {slot.number} was in user code for {busy:.0%} of the time")
+        yield PlaceLoad(f"worker {slot.number}", max(share, busy), text)
+
+
+def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[str]:
+    """Descriptions of the nodes and workers with at least this load in the window."""
+    return (place.text for place in place_loads(sample, cluster) if 0 < place.share >= share)
+
+
+@dataclass(slots=True)
+class OverloadWatch:
+    """The loads of nodes and workers in the last windows."""
+
+    _shares: dict[str, deque[float]] = field(default_factory=dict)
+    _newest: dict[str, PlaceLoad] = field(default_factory=dict)
+
+    def add(self, sample: WindowSample, cluster: Cluster) -> None:
+        self._newest = {place.where: place for place in place_loads(sample, cluster)}
+        self._shares = {where: self._shares.get(where, deque(maxlen=WINDOWS_KEPT)) for where in self._newest}
+        for where, place in self._newest.items():
+            self._shares[where].append(place.share)
+
+    def lasting(self, threshold: float) -> list[PlaceLoad]:
+        """The places that have been overloaded for some windows, with their load in the newest."""
+        return [self._newest[where] for where, shares in self._shares.items() if lasts(list(shares), threshold)]
+
+
+def lasts(shares: list[float], threshold: float) -> bool:
+    """True if the mean of the newest windows, three or more, is above the threshold by more than their noise. The differences
+    of successive windows tell the noise: a load that has changed once, however much, changes only one of them."""
+    if len(shares) < LASTING:
+        return False
+    noise = max(FROM_MEDIAN * median(abs(new - old) for old, new in pairwise(shares)), LEAST_NOISE)
+    return any(fmean(shares[-count:]) - SURE * noise / math.sqrt(count) >= threshold - ROUNDING
+               for count in range(LASTING, len(shares) + 1))

@@ -1,0 +1,167 @@
+"""Takes single tasks off overloaded workers and nodes, to others that have room."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from millrace.schedulers.partitioning.room import CPU, MEMORY, node_room, task_needs, with_tolerance, worker_room
+from millrace.schedulers.placing import affinity, saving
+from millrace.schedulers.problem import Flags, Floats, Ints, Problem
+
+
+def relieved(problem: Problem, assignment: Ints, capacity: float) -> Ints:
+    """The assignment after tasks have left overloaded workers and nodes, as far as others have room: at first room within
+    `capacity`, then any; at last two tasks change places. Tasks that cannot be moved stay."""
+    relief = _Relief(problem, assignment)
+    for share in (capacity, 1.0):
+        relief.move_all(share)
+    relief.swap_all()
+    return relief.assignment
+
+
+class _Relief:
+    """An assignment while it is relieved, with the use of all workers and nodes."""
+
+    def __init__(self, problem: Problem, assignment: Ints) -> None:
+        self.problem, self.assignment = problem, assignment.copy()
+        self.needs = task_needs(problem)
+        self.node_full = self.limits_of_nodes(1.0)
+        self.worker_full = self.limits_of_workers(1.0)
+        self.workers = self.used(assignment, len(problem.slot_numbers))
+        self.nodes = self.used(problem.slot_node[assignment], problem.nodes)
+        # A place that others fill alone cannot be relieved by moving its tasks of no need.
+        self.movable = ~problem.pinned & (self.needs > 0).any(axis=0)
+
+    def used(self, places: Ints, count: int) -> Floats:
+        """(3, places): what the tasks need at each place."""
+        return np.stack([np.bincount(places, weights=need, minlength=count) for need in self.needs]).astype(np.float64)
+
+    def limits_of_nodes(self, share: float) -> Floats:
+        whole = np.stack([self.problem.node_capacity, self.problem.node_limit[1], self.problem.node_memory])
+        return with_tolerance(node_room(self.problem, share), whole)
+
+    def limits_of_workers(self, share: float) -> Floats:
+        room = worker_room(self.problem, share)
+        room[:MEMORY] = with_tolerance(room[:MEMORY], self.problem.slot_limit)
+        return room
+
+    def overloaded(self) -> Flags:
+        """The slots that are overloaded, or whose node is. The loops and cores of a node are those of its workers, so of a
+        node only CPU and memory count."""
+        node: Flags = np.any((self.nodes > self.node_full)[[CPU, MEMORY]], axis=0)
+        worker: Flags = np.any(self.workers > self.worker_full, axis=0)
+        return worker | node[self.problem.slot_node]
+
+    def move_all(self, share: float) -> None:
+        """Moves tasks from overloaded places to the ones with room where their traffic costs least."""
+        over = self.overloaded()
+        if not over.any():
+            return
+        node_limit, worker_limit = self.limits_of_nodes(share), self.limits_of_workers(share)
+        for task in self.candidates(over):
+            if not self.overloaded_at(int(self.assignment[task])):
+                continue
+            place = self.best_place(int(task), node_limit, worker_limit)
+            if place is not None:
+                self.put(int(task), place)
+
+    def candidates(self, over: Flags) -> Ints:
+        """The tasks of overloaded places, those first that need much for the traffic that they have there."""
+        problem = self.problem
+        tasks = np.flatnonzero(over[self.assignment] & self.movable)
+        nodes = problem.slot_node[self.assignment]
+        within = nodes[problem.left] == nodes[problem.right]
+        ends = np.concatenate([problem.left[within], problem.right[within]])
+        traffic = np.bincount(ends, weights=np.tile(problem.rate[within], 2), minlength=problem.count)
+        size = (self.needs[:, tasks] / np.maximum(self.needs.max(axis=1, initial=0.0), 1e-9)[:, np.newaxis]).max(axis=0)
+        return tasks[np.argsort(traffic[tasks] / size, kind="stable")]
+
+    def overloaded_at(self, slot: int) -> bool:
+        node = int(self.problem.slot_node[slot])
+        return bool((self.workers[:, slot] > self.worker_full[:, slot]).any()) or self.node_overloaded(node)
+
+    def node_overloaded(self, node: int) -> bool:
+        used, full = self.nodes[:, node], self.node_full[:, node]
+        return bool(used[CPU] > full[CPU] or used[MEMORY] > full[MEMORY])
+
+    def best_place(self, task: int, node_limit: Floats, worker_limit: Floats) -> int | None:
+        """The slot with room, on a node with room, where the task's traffic costs least; of equal ones that of the nearest
+        tasks, then the least loaded. Without distances the cheapest nodes are those of the tasks that it communicates with, so
+        the others are looked at only if none of these has room."""
+        problem, node = self.problem, int(self.problem.slot_node[self.assignment[task]])
+        if problem.distance is None:
+            start, others, _ = problem.neighbours
+            near = problem.slot_node[self.assignment[others[start[task]:start[task + 1]]]]
+            place = self.best_of(task, np.unique(np.append(near, node)), node_limit, worker_limit)
+            if place is not None:
+                return place
+        return self.best_of(task, np.arange(problem.nodes), node_limit, worker_limit)
+
+    def best_of(self, task: int, nodes: Ints, node_limit: Floats, worker_limit: Floats) -> int | None:
+        """The best slot of these nodes."""
+        problem, slot = self.problem, int(self.assignment[task])
+        node, need = int(problem.slot_node[slot]), self.needs[:, task, np.newaxis]
+        room: Flags = np.all(self.nodes[:, nodes] + need <= node_limit[:, nodes], axis=0)
+        room[nodes == node] = not self.node_overloaded(node)
+        nodes = nodes[room]
+        places = np.concatenate([self.slots_of[at] for at in nodes]) if len(nodes) else np.zeros(0, dtype=np.int64)
+        places = places[((self.workers[:MEMORY, places] + need[:MEMORY] <= worker_limit[:MEMORY, places]).all(axis=0)
+                         & (places != slot))]
+        if not len(places):
+            return None
+        use = (self.workers[:MEMORY, places] / np.maximum(self.worker_full[:MEMORY, places], 1e-9)).max(axis=0)
+        return int(places[np.lexsort((use, self.costs(task)[places]))[0]])
+
+    @cached_property
+    def slots_of(self) -> list[Ints]:
+        order = np.argsort(self.problem.slot_node, kind="stable")
+        return np.split(order, np.searchsorted(self.problem.slot_node[order], np.arange(1, self.problem.nodes)))
+
+    def costs(self, task: int) -> Floats:
+        """(slots): the cost of the task's traffic on each slot. Traffic between workers of a node counts a little in any case,
+        so that of equal nodes the nearest worker is chosen."""
+        problem = self.problem
+        saved = saving(problem, task, problem.slot_node[self.assignment])[problem.slot_node]
+        beside = affinity(problem, task, self.assignment, len(problem.slot_numbers))
+        costs: Floats = -saved - max(problem.between_workers, 1e-6) * beside
+        return costs
+
+    def swap_all(self) -> None:
+        """Lets tasks of overloaded places change places with smaller ones elsewhere, if then both places fit."""
+        over = self.overloaded()
+        for task in self.candidates(over) if over.any() else ():
+            if self.overloaded_at(int(self.assignment[task])):
+                other = self.partner(int(task))
+                if other is not None:
+                    here, there = int(self.assignment[task]), int(self.assignment[other])
+                    self.put(int(task), there)
+                    self.put(other, here)
+
+    def partner(self, task: int) -> int | None:
+        """The task to change places with: the smallest change that makes the place fit and overloads no other."""
+        problem, slot = self.problem, int(self.assignment[task])
+        node = int(problem.slot_node[slot])
+        theirs = self.assignment
+        their_nodes = problem.slot_node[theirs]
+        more = self.needs - self.needs[:, task, np.newaxis]  # what comes here less what leaves
+        here = (self.workers[:, slot, np.newaxis] + more <= self.worker_full[:, slot, np.newaxis]).all(axis=0)
+        there = (self.workers[:, theirs] - more <= self.worker_full[:, theirs]).all(axis=0)
+        apart = their_nodes != node
+        nodes = (self.nodes[:, node, np.newaxis] + more <= self.node_full[:, node, np.newaxis]).all(axis=0) & (
+            self.nodes[:, their_nodes] - more <= self.node_full[:, their_nodes]).all(axis=0)
+        fits = np.flatnonzero(here & there & (theirs != slot) & ~problem.pinned
+                              & np.where(apart, nodes, not self.node_overloaded(node)))
+        if not len(fits):
+            return None
+        share = np.abs(more[:, fits]) / np.maximum(self.needs.max(axis=1), 1e-9)[:, np.newaxis]
+        return int(fits[np.argmin(share.sum(axis=0))])
+
+    def put(self, task: int, slot: int) -> None:
+        old, need, node = self.assignment[task], self.needs[:, task], self.problem.slot_node
+        self.workers[:, old] -= need
+        self.nodes[:, node[old]] -= need
+        self.workers[:, slot] += need
+        self.nodes[:, node[slot]] += need
+        self.assignment[task] = slot

@@ -1,0 +1,48 @@
+"""Resources that tasks need and that places have, as rows of arrays: CPU in MHz, loop time in loops, and memory in MB."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
+
+CPU, TIME, MEMORY = range(3)
+
+
+def task_needs(problem: Problem) -> Floats:
+    """(3, tasks)."""
+    return np.stack([problem.cpu, problem.time, problem.memory])
+
+
+def worker_room(problem: Problem, share: float = 1.0) -> Floats:
+    """(3, slots): the room that other topologies leave in each worker if only this share of its core and its loop may be used.
+    Memory is limited only by the node."""
+    taken = np.stack([problem.slot_taken, problem.slot_time_taken])
+    free = np.maximum(problem.slot_limit * share - taken, 0.0)
+    return np.concatenate([free, np.full((1, len(problem.slot_numbers)), np.inf)])
+
+
+def node_room(problem: Problem, share: float = 1.0) -> Floats:
+    """(3, nodes): the room that other topologies leave on each node if only this share of its CPU and of its workers' loops may
+    be used. A node has no more CPU than its workers have cores."""
+    workers = worker_room(problem, share)
+    cores, loops = (np.bincount(problem.slot_node, weights=row, minlength=problem.nodes) for row in workers[:MEMORY])
+    cpu = np.minimum(problem.node_capacity * share - problem.node_taken, cores)
+    room: Floats = np.maximum(np.stack([cpu, loops, problem.node_memory - problem.node_memory_taken]), 0.0)
+    return room
+
+
+def with_tolerance(room: Floats, whole: Floats) -> Floats:
+    """The room and half of the tolerance for rounding errors that `Problem.overload` has."""
+    limit: Floats = room + whole * (ROUNDING - 1) / 2
+    return limit
+
+
+def overload(problem: Problem, assignment: Ints) -> float:
+    """CPU, loop time and memory by which nodes and workers are exceeded, as shares of the largest; 0 if the placement fits."""
+    placed = assignment >= 0
+    nodes = problem.slot_node[assignment[placed]]
+    memory = np.bincount(nodes, weights=problem.memory[placed], minlength=problem.nodes)
+    free = np.maximum(problem.node_memory - problem.node_memory_taken, 0.0)
+    over = np.where((memory > 0) & (memory > free + problem.node_memory * (ROUNDING - 1)), memory - free, 0.0)
+    return problem.excess(assignment) + float(over.sum() / max(float(problem.node_memory.max(initial=0.0)), 1e-9))

@@ -1,0 +1,216 @@
+"""Improves a placement of tasks on nodes by moving single tasks and exchanging two, within the limits of the nodes.
+
+Less overload comes first, then less cost of traffic. Pinned tasks stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from millrace.schedulers.placing import by_size, slots_within
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
+
+LARGEST = 30_000_000  # tasks × nodes: beyond it the table of costs would need more than 240 MB, and nothing is improved
+PASSES = 30  # over the tasks that could move; a few are enough
+EXCHANGES = 4_000_000  # limit on tasks² × looks for tasks to exchange
+NEGLIGIBLE = 1e-9  # gains below this share of all traffic, and overloads below this share, are rounding errors
+
+
+@dataclass(frozen=True)
+class NodeLimits:
+    """Resources of tasks and nodes, one row each: what a task needs, what other topologies use of a node, and what all tasks
+    may use there. `weight`: how much a row counts when overloads are added up."""
+
+    needs: Floats  # (rows, tasks)
+    taken: Floats  # (rows, nodes)
+    most: Floats  # (rows, nodes)
+    weight: Floats  # (rows)
+
+    @classmethod
+    def of(cls, problem: Problem, capacity: float = 1.0) -> NodeLimits:
+        """CPU and loop time, `capacity` of each. A node's workers cannot use more than a core each."""
+        cores = np.bincount(problem.slot_node, weights=problem.slot_capacity, minlength=problem.nodes)
+        most = np.stack([np.minimum(problem.node_limit[0], cores), problem.node_limit[1]]) * capacity
+        taken = problem.node_used(np.full(problem.count, NOWHERE, dtype=np.int64))
+        return cls(problem.needs, taken, most, np.ones(2))
+
+    def with_counts(self, taken: Floats, most: float, weight: float) -> NodeLimits:
+        """A further row: at most so many tasks on each node."""
+        nodes = self.most.shape[1]
+        return NodeLimits(np.vstack([self.needs, np.ones(self.needs.shape[1])]), np.vstack([self.taken, taken]),
+                          np.vstack([self.most, np.full(nodes, most)]), np.append(self.weight, weight))
+
+
+class _Change(NamedTuple):
+    """Changes of overload and of cost, for each of several steps."""
+
+    overload: Floats
+    cost: Floats
+
+
+def refined_nodes(problem: Problem, nodes: Ints, limits: NodeLimits, movable: Flags | None = None) -> Ints:
+    """The node of each task after no move of one task and, if there are not too many tasks, no exchange of two helps."""
+    if problem.count * problem.nodes > LARGEST or problem.nodes < 2:
+        return nodes
+    search = _Search(problem, nodes, limits, ~problem.pinned if movable is None else movable & ~problem.pinned)
+    looks = max(EXCHANGES // max(problem.count, 1) ** 2, 1)
+    search.move_all()
+    while looks and search.exchange():
+        search.move_all()
+        looks -= 1
+    return search.nodes
+
+
+def with_less_overload(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
+    """The assignment, or one with less overload if there is one to be found: by moves and exchanges that begin with it, and
+    with all tasks placed from scratch, the largest first."""
+    if problem.excess(assignment, capacity) <= _unavoidable(problem) * ROUNDING:
+        return assignment
+    limits = NodeLimits.of(problem, capacity)
+    starts = [problem.nodes_of(assignment), _packed(problem, limits)]
+    found = [assignment, *(slots_within(problem, refined_nodes(problem, nodes, limits)) for nodes in starts)]
+    return min(found, key=lambda each: (problem.excess(each, capacity), problem.cost(each)))
+
+
+def _unavoidable(problem: Problem) -> float:
+    """The least excess of any placement: that of tasks which need more than any worker has."""
+    most = problem.slot_limit.max(axis=1, initial=0.0)
+    return float((np.maximum(problem.needs - most[:, np.newaxis], 0.0).sum(axis=1) / np.maximum(most, 1e-9)).sum())
+
+
+def _packed(problem: Problem, limits: NodeLimits) -> Ints:
+    """All tasks from scratch, the largest first, each on the node that has most room left."""
+    nodes = problem.nodes_of(problem.pinned_only)
+    used, scale = _used(nodes, limits), 1 / np.maximum(limits.most, 1e-9).max(axis=1)
+    for task in by_size(problem, np.flatnonzero(nodes < 0)).tolist():
+        room = ((limits.most - used - limits.needs[:, task, np.newaxis]) * scale[:, np.newaxis]).min(axis=0)
+        nodes[task] = room.argmax()
+        used[:, nodes[task]] += limits.needs[:, task]
+    return nodes
+
+
+def _used(nodes: Ints, limits: NodeLimits) -> Floats:
+    """(rows, nodes): resources in use, including those of other topologies."""
+    placed, count = nodes >= 0, limits.most.shape[1]
+    own = [np.bincount(nodes[placed], weights=row[placed], minlength=count) for row in limits.needs]
+    return np.stack(own) + limits.taken
+
+
+class _Search:
+    """The placement while it is improved. `costs` has the cost of each task's traffic on each node."""
+
+    def __init__(self, problem: Problem, nodes: Ints, limits: NodeLimits, movable: Flags) -> None:
+        self.problem, self.limits, self.movable = problem, limits, movable
+        self.nodes = nodes.copy()
+        self.start, self.others, self.rates = problem.neighbours
+        self.most = limits.most * ROUNDING
+        self.scale = limits.weight / np.maximum(limits.most, 1e-9).max(axis=1)
+        self.used = _used(nodes, limits)
+        self.excess = self.overload(self.used, self.most)
+        self.least_gain = NEGLIGIBLE * max(float(problem.rate.sum()), 1e-9)
+        near = np.zeros((problem.count, problem.nodes))
+        np.add.at(near, (problem.left, nodes[problem.right]), problem.rate)
+        np.add.at(near, (problem.right, nodes[problem.left]), problem.rate)
+        self.costs: Floats = problem.task_traffic[:, np.newaxis] - near if problem.distance is None else near @ problem.distance
+
+    def overload(self, used: Floats, most: Floats) -> Floats:
+        """The overload of nodes with these loads (rows, ...)."""
+        over: Floats = sum(weight * np.maximum(row - limit, 0.0) for weight, row, limit in zip(self.scale, used, most))
+        return over
+
+    # -- single moves ------------------------------------------------------------------------------------------------
+
+    def move_all(self) -> None:
+        """Moves tasks, those that gain most first, until none gains anything."""
+        for _ in range(PASSES):
+            if not any([self.move(task) for task in self.candidates()]):
+                return
+
+    def candidates(self) -> list[int]:
+        """Tasks on overloaded nodes, and tasks that gain by a move to a node with room: the largest gain first."""
+        own = self.costs[np.arange(len(self.nodes)), self.nodes]
+        gains = own[:, np.newaxis] - self.costs
+        for row, need, most in zip(self.used, self.limits.needs, self.most):
+            gains[(row + need[:, np.newaxis]) > most] = -np.inf
+        gains[np.arange(len(self.nodes)), self.nodes] = -np.inf
+        best = gains.max(axis=1)
+        wanted = np.flatnonzero(self.movable & ((best > self.least_gain) | (self.excess[self.nodes] > 0)))
+        return [int(task) for task in wanted[np.argsort(-best[wanted], kind="stable")]]
+
+    def move(self, task: int) -> bool:
+        """Moves the task to its best node; False if it is there already."""
+        old, need = int(self.nodes[task]), self.limits.needs[:, task, np.newaxis]
+        overload = self.overload(self.used + need, self.most) - self.excess
+        overload += self.overload(self.used[:, old] - need[:, 0], self.most[:, old]) - self.excess[old]
+        cost = self.costs[task] - self.costs[task, old]
+        overload[old] = cost[old] = 0.0
+        better = self.improvements(_Change(overload, cost))
+        if not len(better):
+            return False
+        self.put(task, int(better[0]))
+        return True
+
+    def improvements(self, change: _Change) -> Ints:
+        """Positions of the steps that improve the placement: the largest relief first, then the largest gain."""
+        noise = NEGLIGIBLE * max(1.0, float(self.excess.max(initial=0.0)))
+        overload = np.where(np.abs(change.overload) <= noise, 0.0, change.overload)
+        better = np.flatnonzero((overload < 0) | ((overload == 0) & (change.cost < -self.least_gain)))
+        return better[np.lexsort((change.cost[better], overload[better]))]
+
+    def put(self, task: int, node: int) -> None:
+        """Puts the task on the node."""
+        old, need = int(self.nodes[task]), self.limits.needs[:, task]
+        own = slice(self.start[task], self.start[task + 1])
+        others, rates = self.others[own], self.rates[own]
+        if self.problem.distance is None:
+            self.costs[others, old] += rates
+            self.costs[others, node] -= rates
+        else:
+            self.costs[others] += rates[:, np.newaxis] * (self.problem.distance[node] - self.problem.distance[old])
+        self.nodes[task] = node
+        self.used[:, old] -= need
+        self.used[:, node] += need
+        self.excess[[old, node]] = self.overload(self.used[:, [old, node]], self.most[:, [old, node]])
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def exchange(self) -> bool:
+        """Exchanges pairs of tasks, those that gain most first; False if no exchange helps."""
+        if len(self.nodes) ** 2 > EXCHANGES:
+            return False
+        one, other = np.nonzero(np.triu((self.nodes[:, np.newaxis] != self.nodes) & self.movable[:, np.newaxis] & self.movable))
+        change = self.exchanged(one, other)
+        better = self.improvements(change)[:len(self.nodes) // 4 + 1]
+        return any([self.exchange_two(one[place:place + 1], other[place:place + 1]) for place in better])
+
+    def exchange_two(self, one: Ints, other: Ints) -> bool:
+        """Exchanges two tasks if that still helps after earlier exchanges."""
+        first, second = int(self.nodes[one[0]]), int(self.nodes[other[0]])
+        if first == second or not len(self.improvements(self.exchanged(one, other))):
+            return False
+        self.put(int(other[0]), first)
+        self.put(int(one[0]), second)
+        return True
+
+    def exchanged(self, one: Ints, other: Ints) -> _Change:
+        """The changes if each of the tasks `one` and its partner in `other`, which are on different nodes, change places."""
+        here, there = self.nodes[one], self.nodes[other]
+        cost = self.costs[one, there] - self.costs[one, here] + self.costs[other, here] - self.costs[other, there]
+        apart = 1.0 if self.problem.distance is None else self.problem.distance[here, there]
+        cost += 2 * self.between[one, other] * apart  # traffic between the two costs what it did
+        more = self.limits.needs[:, other] - self.limits.needs[:, one]
+        overload = self.overload(self.used[:, here] + more, self.most[:, here]) - self.excess[here]
+        overload += self.overload(self.used[:, there] - more, self.most[:, there]) - self.excess[there]
+        return _Change(overload, cost)
+
+    @cached_property
+    def between(self) -> Floats:
+        """(tasks, tasks): weight of the traffic between each two."""
+        problem = self.problem
+        table = np.zeros((problem.count, problem.count))
+        table[problem.left, problem.right] = table[problem.right, problem.left] = problem.rate
+        return table

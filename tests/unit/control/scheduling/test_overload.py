@@ -1,0 +1,63 @@
+"""Overload that lasts, told apart from noise around the packing limit."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.control.scheduling.overload import LASTING, OverloadWatch, lasts, overloads, place_loads
+from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
+
+CLUSTER = Cluster((Node("n0", 4, 1000.0, 4096),), (Slot("n0", "e", 0), Slot("n0", "e", 1)))
+
+
+def sample(worker: float = 0.0, busy: float = 0.0, node: float = 0.0) -> WindowSample:
+    return WindowSample(0.0, 1.0, {}, {}, {0: WorkerLoad("n0", worker, busy=busy)}, {"n0": NodeLoad(node)})
+
+
+def test_a_worker_that_waits_is_as_full_as_one_that_computes() -> None:
+    for seen in (sample(worker=960.0), sample(worker=5.0, busy=0.96)):
+        shares = {place.where: place.share for place in place_loads(seen, CLUSTER)}
+        assert shares == {"node n0": 0.0, "worker 0": 0.96, "worker 1": 0.0}
+
+
+def test_an_overload_is_described() -> None:
+    assert list(overloads(sample(1200.0, node=4000.0), CLUSTER, 0.9)) == [
+        "node n0 uses 4,000 of 4,000 MHz", "worker 0 uses 1,200 of the 1,000 MHz of a core"]
+    assert list(overloads(sample(100.0, 0.95), CLUSTER, 0.9)) == ["worker 0 was in user code for 95% of the time"]
+    assert not list(overloads(sample(), Cluster((Node("n0", 4, 0.0, 1),), (Slot("n0", "e", 0),)), 0.0))
+
+
+def test_overload_counts_once_it_lasts_and_until_it_is_over() -> None:
+    watch = OverloadWatch()
+    for number in range(LASTING):
+        assert not watch.lasting(0.95), f"after {number} windows"
+        watch.add(sample(busy=0.99), CLUSTER)
+    assert [place.where for place in watch.lasting(0.95)] == ["worker 0"]
+    watch.add(sample(busy=0.5), CLUSTER)
+    assert not watch.lasting(0.95)
+
+
+def test_a_sudden_overload_counts_as_soon_as_one_from_the_start() -> None:
+    assert not lasts([0.3] * 7 + [1.0] * 2, 0.95)
+    assert lasts([0.3] * 7 + [1.0] * 3, 0.95)
+    assert not lasts([1.0] * 7 + [0.3], 0.95), "it is over"
+
+
+def test_a_place_filled_to_its_packing_limit_is_not_overloaded_by_noise() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        assert not lasts([rng.gauss(0.9, 0.09) for _ in range(10)], 0.95)
+
+
+@given(st.lists(st.floats(0, 0.949), max_size=10))
+def test_a_load_below_the_threshold_is_no_overload(shares: list[float]) -> None:
+    assert not lasts(shares, 0.95)
+
+
+@given(st.lists(st.floats(0.98, 0.99), min_size=LASTING, max_size=10))
+def test_a_steady_load_above_it_is_one(shares: list[float]) -> None:
+    assert lasts(shares, 0.95)
