@@ -1,9 +1,12 @@
-"""`millrace bench scheduler`: seconds that each scheduler takes to plan, for growing numbers of tasks and slots, and
-its traffic on small random situations against the optimum."""
+"""`millrace bench scheduler`: seconds and memory that each scheduler takes to plan, for growing numbers of tasks and slots, the
+traffic of its plans, and its traffic on small random situations against the optimum."""
 
 from __future__ import annotations
 
+import resource
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -11,14 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.bench.results import keep
-from millrace.cli.comparing import compare
-from millrace.model.situation import Situation
+from millrace.cli.comparing import Situations, compare
+from millrace.schedulers.base import NewPlan
 from millrace.schedulers.instances import large_situation
+from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
+from millrace.simulation.compare import assignment_of
 
 SEED = 1
-SIZES = ((100, 10), (1000, 100), (10_000, 1000))  # tasks, slots
-LARGEST = {"optimal": 0}  # tasks: a scheduler is not run beyond these; the exact one would never end
+SIZES = ((100, 10), (1000, 100), (10_000, 1000), (100_000, 10_000))  # tasks, slots
+LARGEST = {"optimal": 0, "even": 100_000, "multilevel": 100_000}  # tasks: a scheduler is not run beyond these
+OTHERS_LARGEST = 10_000
 
 
 def run_scheduler_bench(random: int, live: bool) -> dict[str, Any]:
@@ -26,32 +32,53 @@ def run_scheduler_bench(random: int, live: bool) -> dict[str, Any]:
     console = Console(stderr=not live)
     sizes: list[dict[str, Any]] = []
     for tasks, slots in SIZES:
-        situation = large_situation(tasks, slots, np.random.default_rng(SEED))
         for name in SCHEDULERS:
-            if tasks <= LARGEST.get(name, tasks):
+            if tasks <= LARGEST.get(name, OTHERS_LARGEST):
                 console.print(f"{name}, {tasks:,} tasks ...")
-                sizes.append({"tasks": tasks, "slots": slots, "scheduler": name, "seconds": _seconds(name, situation)})
-    console.print(_table(sizes))
-    result = {"sizes": sizes, "compare": compare(None, random, SEED, (), console) if random else None}
+                sizes.append({"tasks": tasks, "slots": slots, "scheduler": name, **_in_own_process(name, tasks, slots)})
+    for title, figure, form in (("seconds to plan", "seconds", ".3f"), ("tuples/s between nodes", "inter_node", ",.0f"),
+                                ("peak memory of the process, MB", "peak_mb", ",.0f")):
+        console.print(_table(title, sizes, figure, form))
+    result = {"sizes": sizes, "compare": compare(Situations(random=random, seed=SEED), (), console) if random else None}
     console.print(f"kept in {keep('scheduler', result)}")
     return result
 
 
-def _seconds(name: str, situation: Situation) -> float:
-    """Seconds to plan, including the time to read the load into arrays."""
+def _in_own_process(name: str, tasks: int, slots: int) -> dict[str, float]:
+    """The figures of one scheduler. It has a process of its own, because the peak of a process's memory never falls."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(measured, name, tasks, slots).result()
+
+
+def measured(name: str, tasks: int, slots: int) -> dict[str, float]:
+    """Seconds to plan, including the time to read the load into arrays; the plan's traffic; and the peak memory of this
+    process before and after."""
+    situation = large_situation(tasks, slots, np.random.default_rng(SEED))
     scheduler = make_scheduler(name)
+    before = _peak_mb()
     started = time.perf_counter()
-    scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan)
-    return round(time.perf_counter() - started, 4)
+    result = scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan)
+    seconds = time.perf_counter() - started
+    after = _peak_mb()
+    plans = result.plans if isinstance(result, NewPlan) else {}
+    problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
+    figures = problem.figures(assignment_of(situation, {**situation.plan, **plans}))
+    return {"seconds": round(seconds, 4), "inter_node": round(figures.inter_node, 1), "moved": figures.moved,
+            "input_mb": before, "peak_mb": after}
 
 
-def _table(sizes: list[dict[str, Any]]) -> Table:
-    table = Table(title="seconds to plan", title_justify="left")
+def _peak_mb() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def _table(title: str, sizes: list[dict[str, Any]], figure: str, form: str) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("scheduler")
-    seconds = {(row["scheduler"], row["tasks"]): row["seconds"] for row in sizes}
+    figures = {(row["scheduler"], row["tasks"]): row[figure] for row in sizes}
     for tasks, slots in SIZES:
         table.add_column(f"{tasks:,} tasks, {slots:,} slots", justify="right")
     for name in SCHEDULERS:
-        if any((name, tasks) in seconds for tasks, _ in SIZES):
-            table.add_row(name, *(f"{seconds[name, tasks]:.3f}" if (name, tasks) in seconds else "-" for tasks, _ in SIZES))
+        if any((name, tasks) in figures for tasks, _ in SIZES):
+            table.add_row(name, *(format(figures[name, tasks], form) if (name, tasks) in figures else "-"
+                                  for tasks, _ in SIZES))
     return table

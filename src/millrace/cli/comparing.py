@@ -1,9 +1,10 @@
-"""`millrace scheduler compare`: runs every scheduler on the same situations, from a file or random ones."""
+"""`millrace scheduler compare`: runs every scheduler on the same situations: saved, recorded or random ones."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,37 +17,71 @@ from millrace.cli.options import pairs
 from millrace.errors import MillraceError
 from millrace.model.situation import Situation
 from millrace.schedulers.base import Scheduler
-from millrace.schedulers.compare import NOTHING, Outcome, details, in_common, outcome, summary
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.optimal import Least, Optimal, least_traffic
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
+from millrace.simulation.compare import NO_TRAFFIC, Outcome, best_of, details, in_common, outcome, summary
 
-# With xi=1 the scheduler counts no cost for moves, which would hide how good its plans are; restarts=0 also leaves out the
-# polished random starts that Millrace adds.
-VARIANTS = ("slstream xi=1", "slstream xi=1 restarts=0")
+# With xi=1 the scheduler counts no cost for moves, with capacity=1 it needs no headroom, and with a large balance its subgraphs
+# may differ: all of these would hide how good its plans are, compared with the optimum. published=true is the paper's swarm.
+VARIANTS = ("slstream xi=1 capacity=1 balance=1000", "slstream xi=1 published=true", "multilevel capacity=1")
+MOST_WINDOWS = 50  # of a history
 PLACE_NOTHING = {"balance"}  # it only assigns key groups, which the comparison does not measure
 
 
-def compare(load_file: str | None, random: int | None, seed: int, only: Sequence[str], console: Console) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Situations:
+    """Situations to compare on: files, a history, or `random` situations of that shape and size."""
+
+    files: tuple[str, ...] = ()
+    history: str | None = None
+    cluster: str | None = None
+    random: int | None = None
+    seed: int = 1
+    shape: str = "layered"
+    tasks: tuple[int, int] = (4, 12)
+    nodes: tuple[int, int] = (2, 4)
+    cores: int = 1
+    pinned: float = 0.0
+
+
+def compare(situations: Situations, only: Sequence[str], console: Console) -> dict[str, Any]:
     """Return the object of `scheduler compare --json`; print the table to `console` and progress to stderr."""
-    if (load_file is None) == (random is None):
-        raise MillraceError("nothing to compare: give either --load FILE, which `millrace load --save` writes, or --random N")
+    given = [bool(situations.files), situations.history is not None, situations.random is not None]
+    if sum(given) != 1:
+        raise MillraceError("nothing to compare: give either --load FILE, which `millrace load --save` writes, --history FILE, "
+                            "or --random N")
     schedulers = chosen(only)
-    if load_file is not None:
-        return _of_file(load_file, schedulers, console)
-    if random is None or random < 1:
-        raise MillraceError(f"--random {random}: the number of situations must be at least 1")
-    return _of_random(random, seed, schedulers, console)
+    if len(situations.files) == 1:
+        return _of_file(situations.files[0], schedulers, console)
+    if situations.files:
+        read = [Situation.read(path) for path in situations.files]
+        title = number_of(len(read), "saved situation")
+        return {**_of_many(read, title, schedulers, console), "files": list(situations.files)}
+    if situations.history is not None:
+        return {**_of_many(_recorded(situations.history, situations.cluster), f"windows of {situations.history}", schedulers,
+                           console), "history": situations.history}
+    return _of_random(situations, schedulers, console)
+
+
+def _recorded(history: str, cluster: str | None) -> list[Situation]:
+    """Windows of the history as situations; of a long one, evenly distributed ones."""
+    from millrace.master.load.history import recorded_windows
+    from millrace.simulation.recorded import recorded_situations
+
+    recorded = recorded_situations(list(recorded_windows(history, cluster)))
+    return recorded[::max(1, len(recorded) // MOST_WINDOWS)][-MOST_WINDOWS:]
 
 
 def chosen(only: Sequence[str]) -> dict[str, Scheduler]:
     """The schedulers to compare: those in `only`, with parameters after the name ("tstorm gamma=2"), or by default all
     built-in ones that place tasks, and the variants."""
-    return {name: _made(name) for name in only or [*(name for name in SCHEDULERS if name not in PLACE_NOTHING), *VARIANTS]}
+    return {name: made(name) for name in only or [*(name for name in SCHEDULERS if name not in PLACE_NOTHING), *VARIANTS]}
 
 
-def _made(text: str) -> Scheduler:
+def made(text: str) -> Scheduler:
+    """The scheduler with the parameters after its name."""
     name, *parameters = text.split()
     return make_scheduler(name, pairs("parameter", parameters))
 
@@ -78,39 +113,48 @@ def _of_file(path: str, schedulers: dict[str, Scheduler], console: Console) -> d
                           + ("not known" if optimum is None else f"{count(optimum)}; ratios are relative to it")))
     for name, row in rows.items():
         if row["error"] or row["overloaded"]:
-            console.print(Hanging(row["error"] or "exceeds the CPU of a node", f"{name}: ", "yellow"))
+            console.print(Hanging(row["error"] or "exceeds the capacity of a node or worker", f"{name}: ", "yellow"))
     return {"file": path, "tasks": running.count, "nodes": running.nodes, "inter_node": before.inter_node,
             "inter_process": before.inter_process, "optimum": optimum, "schedulers": rows}
 
 
-def _of_random(count: int, seed: int, schedulers: dict[str, Scheduler], console: Console) -> dict[str, Any]:
+def _of_random(situations: Situations, schedulers: dict[str, Scheduler], console: Console) -> dict[str, Any]:
+    wanted, rng = situations.random or 0, np.random.default_rng(situations.seed)
+    if wanted < 1:
+        raise MillraceError(f"--random {wanted}: the number of situations must be at least 1")
+    made = (random_situation(rng, situations.tasks, situations.nodes, shape=situations.shape, cores=situations.cores,
+                             pinned=situations.pinned) for _ in range(wanted))
+    title = f"{wanted:,} random situations (seed {situations.seed})"
+    return {**_of_many(made, title, schedulers, console, wanted), "seed": situations.seed, "shape": situations.shape}
+
+
+def _of_many(situations: Iterable[Situation], title: str, schedulers: dict[str, Scheduler], console: Console,
+             wanted: int | None = None) -> dict[str, Any]:
     outcomes: dict[str, list[Outcome]] = {name: [] for name in schedulers}
-    zero = unknown = 0
-    for situation in _situations(count, seed):
+    zero = unknown = seen = 0
+    for situation in _with_progress(situations, wanted):
         least = _optimum(situation)
+        seen += 1
         unknown += least is None or not least.proven
-        zero += least is not None and least.proven and least.value <= NOTHING
+        zero += least is not None and least.proven and least.value <= NO_TRAFFIC
         for name, scored in _ask(situation, schedulers, least).items():
             outcomes[name].append(scored)
-    common = in_common(outcomes)
-    rows = {name: summary(results, common) for name, results in outcomes.items()}
-    result = {"instances": count, "seed": seed, "zero_optimum": zero, "unknown_optimum": unknown, "common": len(common),
-              "schedulers": rows}
-    console.print(_random_listing(result))
-    console.print(_random_legend(result))
+    common, best = in_common(outcomes), best_of(outcomes)
+    rows = {name: summary(results, common, best) for name, results in outcomes.items()}
+    result = {"instances": seen, "zero_optimum": zero, "unknown_optimum": unknown, "common": len(common), "schedulers": rows}
+    console.print(_many_listing(title, rows, known=unknown < seen))
+    console.print(_many_legend(result))
     for name, row in rows.items():
         if row["failed"]:
             console.print(Hanging(f"failed {row['failed']:,} times, first with: {row['error']}", f"{name}: ", "yellow"))
     return result
 
 
-def _situations(count: int, seed: int) -> Iterator[Situation]:
-    """Random situations one by one, with a progress bar on stderr."""
-    rng = np.random.default_rng(seed)
+def _with_progress(situations: Iterable[Situation], wanted: int | None) -> Iterator[Situation]:
+    """The situations one by one, with a progress bar on stderr."""
     columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for _ in progress.track(range(count)):
-            yield random_situation(rng)
+        yield from progress.track(situations, total=wanted)
 
 
 def _file_listing(title: str, schedulers: dict[str, Any]) -> Listing:
@@ -124,30 +168,43 @@ def _file_listing(title: str, schedulers: dict[str, Any]) -> Listing:
         Column("largest\nload", [share(row["largest_load"]) for row in rows]),
         Column("moved", [_show(row["moved"], "d") for row in rows]),
         Column("ms", [milliseconds(row["plan_ms"]) for row in rows]),
-        Column("ratio", [_show(row["ratio"], ".3f") for row in rows]))
+        Column("ratio", [_show(row["ratio"], ".3f") for row in rows]),
+        Column("en-\nacted", ["yes" if row["enacted"] else "no" for row in rows], spare=True),
+        Column("then between\nnodes/s", [count(row["enacted_inter_node"]) for row in rows], spare=True),
+        Column("steps", [_show(row["steps"], "d") for row in rows], spare=True))
 
 
-def _random_listing(result: dict[str, Any]) -> Listing:
-    schedulers = result["schedulers"]
+def _many_listing(title: str, schedulers: dict[str, Any], known: bool) -> Listing:
+    """`known`: the optimum is, of some of the situations."""
     rows = schedulers.values()
+    ratios = [Column("mean\nratio", [_show(row["mean_ratio"], ".3f") for row in rows]),
+              Column("worst", [_show(row["worst_ratio"], ".2f") for row in rows]),
+              Column("cases", [count(row["compared"]) for row in rows]),
+              Column("common", [_show(row["common_ratio"], ".3f") for row in rows]),
+              Column("zeros", [count(row["zero_solved"]) for row in rows])]
     return Listing(
-        f"{result['instances']:,} random situations (seed {result['seed']})",
+        title,
         Column("scheduler", list(schedulers), figures=False),
-        Column("mean\nratio", [_show(row["mean_ratio"], ".3f") for row in rows]),
-        Column("worst", [_show(row["worst_ratio"], ".2f") for row in rows]),
-        Column("cases", [count(row["compared"]) for row in rows]),
-        Column("common", [_show(row["common_ratio"], ".3f") for row in rows]),
-        Column("zeros", [count(row["zero_solved"]) for row in rows]),
+        *(ratios if known else [Column("to the\nbest", [_show(row["best_ratio"], ".3f") for row in rows])]),
         Column("over-\nload", [count(row["overloaded"]) for row in rows]),
         Column("moved", [_show(row["moved"], ".1f") for row in rows]),
-        Column("ms", [milliseconds(row["plan_ms"]) for row in rows]))
+        Column("ms", [milliseconds(row["plan_ms"]) for row in rows]),
+        Column("en-\nacted", [count(row["enacted"]) for row in rows], spare=True),
+        Column("enacted\nratio", [_show(row["enacted_ratio"], ".3f") for row in rows], spare=True),
+        Column("steps", [_show(row["steps"], ".1f") for row in rows], spare=True))
 
 
-def _random_legend(result: dict[str, Any]) -> Hanging:
+def _many_legend(result: dict[str, Any]) -> Hanging:
+    enacted = ("enacted: cases in which the live engine would carry out a plan, and the mean ratio of what is in force then; "
+               "steps: plans made until there were no more")
+    if result["unknown_optimum"] == result["instances"]:
+        return Hanging("to the best: traffic between nodes divided by the least that one of these schedulers reached without "
+                       f"an overload; {enacted}")
     unknown = f"; the optimum is not known in {result['unknown_optimum']:,}" if result["unknown_optimum"] else ""
-    return Hanging("ratio: traffic between nodes divided by the optimum, over the cases in which the optimum is not 0 and no "
-                   f"node is overloaded; common: mean ratio over the {result['common']:,} cases in which every scheduler has "
-                   f"one; zeros: cases solved with no traffic, of {result['zero_optimum']:,} where that is possible{unknown}")
+    return Hanging("ratio: traffic between nodes divided by the optimum, over the cases in which the optimum is not 0 and "
+                   f"nothing is overloaded; common: mean ratio over the {result['common']:,} cases in which every scheduler "
+                   f"has one; zeros: cases solved with no traffic, of {result['zero_optimum']:,} where that is "
+                   f"possible{unknown}; {enacted}")
 
 
 def _show(value: float | None, form: str) -> str:

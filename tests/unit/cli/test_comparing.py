@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from millrace.cli.comparing import VARIANTS, chosen, compare
+from millrace.cli.comparing import VARIANTS, Situations, chosen, compare
 from millrace.errors import BadParameter, BadSituation, MillraceError, UnknownName
+from millrace.master.load.history import History
+from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.schedulers.instances import large_situation, random_situation
 from millrace.schedulers.slstream import SlStream
 
@@ -29,7 +31,7 @@ def printed(console: Console) -> str:
 
 def test_random_situations() -> None:
     output = console()
-    result = compare(None, 6, 3, ONLY, output)
+    result = compare(Situations(random=6, seed=3), ONLY, output)
     assert json.loads(json.dumps(result)) == result, "must be plain data"
     assert (result["instances"], result["seed"]) == (6, 3)
     assert list(result["schedulers"]) == ONLY
@@ -42,7 +44,8 @@ def test_random_situations() -> None:
 
 
 def test_equal_seeds_give_equal_figures() -> None:
-    first, second = (compare(None, 3, 5, ["slstream xi=1"], console())["schedulers"]["slstream xi=1"] for _ in range(2))
+    first, second = (compare(Situations(random=3, seed=5), ["slstream xi=1"], console())["schedulers"]["slstream xi=1"]
+                     for _ in range(2))
     assert {**first, "plan_ms": 0} == {**second, "plan_ms": 0}
 
 
@@ -50,7 +53,7 @@ def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "load.json"
     random_situation(np.random.default_rng(2)).save(path)
     output = console()
-    result = compare(str(path), None, 1, ONLY, output)
+    result = compare(Situations((str(path),)), ONLY, output)
     assert json.loads(json.dumps(result)) == result
     best = result["schedulers"]["optimal"]
     assert best["inter_node"] == pytest.approx(result["optimum"])
@@ -61,18 +64,18 @@ def test_a_file(tmp_path: Path) -> None:
 def test_a_file_too_large_for_the_optimum(tmp_path: Path) -> None:
     path = tmp_path / "load.json"
     large_situation(60, 8, np.random.default_rng(2)).save(path)
-    result = compare(str(path), None, 1, ["even"], console())
+    result = compare(Situations((str(path),)), ["even"], console())
     assert result["optimum"] is None and result["schedulers"]["even"]["ratio"] is None
 
 
 def test_either_a_file_or_random_situations() -> None:
-    for file, random in ((None, None), ("x", 3)):
+    for wrong in (Situations(), Situations(("x",), random=3), Situations(history="x", random=3)):
         with pytest.raises(MillraceError, match="either --load FILE"):
-            compare(file, random, 1, [], console())
+            compare(wrong, [], console())
     with pytest.raises(MillraceError, match="at least 1"):
-        compare(None, 0, 1, ["even"], console())
+        compare(Situations(random=0), ["even"], console())
     with pytest.raises(BadSituation, match="no-such-file"):
-        compare("no-such-file", None, 1, ["even"], console())
+        compare(Situations(("no-such-file",)), ["even"], console())
 
 
 def test_schedulers_by_name() -> None:
@@ -83,3 +86,37 @@ def test_schedulers_by_name() -> None:
         chosen(["slstream speed=9"])
     with pytest.raises(UnknownName, match="fastest"):
         chosen(["fastest"])
+
+
+def test_several_files(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{seed}.json") for seed in (2, 3)]
+    for seed, path in zip((2, 3), paths):
+        random_situation(np.random.default_rng(seed)).save(path)
+    result = compare(Situations(tuple(paths)), ["even", "optimal"], console())
+    assert result["instances"] == 2 and result["files"] == paths
+    assert result["schedulers"]["optimal"]["compared"] + result["zero_optimum"] == 2
+
+
+def test_shapes_and_sizes() -> None:
+    output = console()
+    result = compare(Situations(random=2, shape="star", tasks=(40, 40), nodes=(3, 3), cores=2, pinned=1.0), ["even", "tstorm"],
+                     output)
+    assert result["unknown_optimum"] == 2 and result["shape"] == "star"
+    assert "to the" in printed(output), "the optimum is not known, so the best of all takes its place"
+    for row in result["schedulers"].values():
+        assert row["failed"] == 0 and (row["best_ratio"] is None or row["best_ratio"] >= 1.0)
+    with pytest.raises(BadParameter, match="no shape 'ring' of topologies; there are layered"):
+        compare(Situations(random=1, shape="ring"), ["even"], console())
+
+
+def test_windows_of_a_history(tmp_path: Path) -> None:
+    case = random_situation(np.random.default_rng(2))
+    history = History(f"sqlite:///{tmp_path}/history.db", "one", 3600.0, clock=lambda: 100.0)
+    for at in (10.0, 20.0, 30.0):
+        history.record_window(WindowSample(at, 10.0, case.load, case.plan,
+                                           {slot.number: WorkerLoad(slot.node) for slot in case.cluster.slots},
+                                           {node.name: NodeLoad(1.0, node.capacity_mhz) for node in case.cluster.nodes}))
+    assert history.flush(30.0)
+    history.close()
+    result = compare(Situations(history=str(tmp_path / "history.db")), ["even", "tstorm"], console())
+    assert result["instances"] == 3 and result["schedulers"]["even"]["failed"] == 0

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from millrace.cli import scheduler
-from millrace.cli.comparing import compare
+from millrace.cli.comparing import Situations, compare
 from millrace.cli.show import print_load, print_move, print_plan, print_regroup, print_scale, print_state, print_value
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.registry import SCHEDULERS
@@ -68,18 +68,22 @@ def test_a_lost_worker_and_one_without_tasks(capsys: Capture) -> None:
     assert printed(capsys) == "no topology is running\n"
 
 
-def load(component: str = "count", node: str = "vm") -> dict[str, Any]:
+def load(component: str = "count", node: str = "vm", links: int = 0) -> dict[str, Any]:
     task = {"executed": 123_456_789, "emitted": 20, "busy_seconds": 10.0, "blocked_seconds": 5.0, "cpu_mhz": 1234.5,
             "memory_mb": 60.9, "queue_length": 0}
     return {"window_seconds": 20.0,
             "workers": {"0": {"node": node, "cpu_mhz": 641.2, "memory_mb": 98_000.0, "queue_length": 4, "busy": 0.04}},
-            "nodes": {node: {"cpu_mhz": 1284.0, "capacity_mhz": 4891.0, "memory_mb": 24_103, "memory_used_mb": 196.0}},
+            "nodes": {node: {"cpu_mhz": 1284.0, "capacity_mhz": 4891.0, "memory_mb": 24_103, "memory_used_mb": 196.0,
+                             "others_mhz": 512.0}},
+            "links": [{"nodes": [node, f"{node}-{index}"], "cost": index + 0.5, "given": index == 0, "round_trip_ms": 0.25,
+                       "bandwidth_mbps": 940.0 if index else None} for index in range(links)],
             "topologies": {"words": {
                 "components": {component: {"arrival_rate": 10_002.4, "true_processing_rate": None, "cpu_mhz": 621.0,
                                            "memory_mb": 0.5, "queue_length": 12_345, "offered_rate": 12_003.0, "lag": 777,
                                            "busy": 0.5, "blocked": 0.25, "idle": 0.25}},
                 "window_seconds": 20.0, "tasks": {f"{component}[{index}]": task for index in range(30)},
-                "traffic": [[f"{component}[{index}]", f"{component}-2[1]", index * 20] for index in range(30)]}}}
+                "traffic": [[f"{component}[{index}]", f"{component}-2[1]", index * 20] for index in range(30)],
+                "traffic_bytes": [[f"{component}[{index}]", f"{component}-2[1]", index * 20_000] for index in range(30)]}}}
 
 
 def test_load(capsys: Capture) -> None:
@@ -95,9 +99,19 @@ count           12 k  777   50%      25%   25%
 worker  node  CPU MHz  memory  queue  busy
      0  vm        641   98 GB      4    4%
 
-node  CPU MHz     of  used  memory       of
-vm      1,284  4,891   26%  196 MB  24.1 GB
+node  CPU MHz     of  others  used  memory       of
+vm      1,284  4,891     512   26%  196 MB  24.1 GB
 """
+
+
+def test_links_between_nodes(capsys: Capture) -> None:
+    print_load(load(links=2))
+    assert printed(capsys).endswith("""
+most expensive of 2 links between nodes
+node  node  cost  round trip   Mbit/s
+vm    vm-1   1.5     0.25 ms      940
+vm    vm-0   0.5     0.25 ms  unknown
+""")
 
 
 def test_predicted_and_measured_latencies(capsys: Capture) -> None:
@@ -125,7 +139,7 @@ def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
     text = printed(capsys)
     assert "6.17 M" in text and "50%" in text
     assert "most traffic, 10 of 30 pairs of tasks" in text
-    assert text.index("      29\n") < text.index("      20\n"), "those with most traffic first"
+    assert text.index("  29 kB\n") < text.index("  20 kB\n"), "those with most traffic first"
     print_load({**load(), "workers": {}})
     assert printed(capsys) == "nothing measured yet: the first figures come after 20 s\n"
 
@@ -279,7 +293,8 @@ def test_comparing(random: bool, tmp_path: Any) -> None:
     path = tmp_path / "load.json"
     random_situation(np.random.default_rng(2)).save(path)
     console = Console(file=io.StringIO(), width=80)
-    compare(None if random else str(path), 2 if random else None, 1, ["even", "slstream xi=1 restarts=0"], console)
+    situations = Situations(random=2, seed=1) if random else Situations((str(path),))
+    compare(situations, ["even", "slstream xi=1 restarts=0"], console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(len(line) for line in lines if str(path) not in line) <= 80

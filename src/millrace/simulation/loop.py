@@ -1,0 +1,200 @@
+"""The closed loop: a world under load, measured in windows, and the schedule generator with a scheduler that acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from millrace.control.scheduling.load_smoothing import EstimatorParameters, make_estimator
+from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Policy, ScheduleGenerator
+from millrace.errors import SchedulerFailed
+from millrace.model.load import Load
+from millrace.model.plan import Plan
+from millrace.model.situation import Situation
+from millrace.schedulers.base import NewPlan, Scheduler
+from millrace.schedulers.even import Even
+from millrace.schedulers.placing import place_homeless
+from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints, Problem
+from millrace.schedulers.registry import traits
+from millrace.schedulers.rules import check_result
+from millrace.simulation.absences import Absence, away
+from millrace.simulation.demand import Demand, Demands
+from millrace.simulation.estimates import TaskRows, array_estimator
+from millrace.simulation.figures import Run, Window
+from millrace.simulation.flow import LinkModel, WindowFlow, flow
+from millrace.simulation.measuring import Measured, Meter, Noise
+from millrace.simulation.world import Machines, World
+
+Progress = Callable[[float], None]  # seconds that have been simulated
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions that all schedulers have in common. `switch_seconds`: from the decision until tasks have moved.
+    `pause_seconds`: that a task stands still when it moves. `recovery_seconds`: from the loss of a node until its tasks run
+    elsewhere."""
+
+    hours: float
+    window_seconds: float = 20.0
+    links: LinkModel = field(default_factory=LinkModel)
+    noise: Noise = field(default_factory=Noise)
+    absences: tuple[Absence, ...] = ()
+    policy: Policy = field(default_factory=Policy)
+    switch_seconds: float = 2.0
+    pause_seconds: float = 0.05
+    recovery_seconds: float = 2.0
+
+
+def simulated_run(name: str, scheduler: Scheduler, situation: Situation, demands: Demands, conditions: Conditions,
+             rng: np.random.Generator, progress: Progress = lambda seconds: None) -> Run:
+    """Run one scheduler. `situation`: the world, and the plan to begin with; the scheduler makes the first plan if there is
+    none. `rng`: for the noise of measurements."""
+    loop = _Loop(name, scheduler, situation, demands, conditions, rng)
+    while loop.now < conditions.hours * 3600 - 1e-6:
+        loop.window()
+        progress(loop.now)
+    return loop.run
+
+
+class _Loop:
+    def __init__(self, name: str, scheduler: Scheduler, situation: Situation, demands: Demands, conditions: Conditions,
+                 rng: np.random.Generator) -> None:
+        self.scheduler, self.demands, self.conditions = scheduler, demands, conditions
+        self.world, self.machines = World.of(situation), Machines.of(situation.cluster)
+        self.generator = ScheduleGenerator(choice_of(name, scheduler), conditions.policy)
+        self.generator.ask()
+        self.meter = Meter(self.world, conditions.noise, rng)
+        self.estimator = array_estimator(_estimator_of(scheduler), self.world.source, self.world.target)
+        self.window_seconds = min(conditions.window_seconds, self.generator.period)
+        self.now = 0.0
+        self.run = Run(name, len(situation.cluster.nodes), self.world.count)
+        self.away: frozenset[str] = frozenset()
+        self.cluster = situation.cluster
+        self.load: Mapping[str, Load] = situation.load
+        self.plans = first_plans(scheduler, situation)
+        self.slots = self.world.slots_of(self.plans, self.machines.position)
+        self.before = self.slots  # where tasks are until the moves under way are done
+        self.waiting = np.zeros(len(self.world.graphs))
+
+    def window(self) -> None:
+        """Simulate one window, and let the generator decide at its end."""
+        begin, end = self.now, min(self.now + self.window_seconds, self.conditions.hours * 3600)
+        lost = self._nodes_change(away(self.conditions.absences, begin, end))
+        demand = self.demands.between(begin, end)
+        moved = (self.before != self.slots) & (self.before >= 0) & ~lost
+        parts = self._parts(demand, moved | lost, end - begin)
+        self.now = end
+        self._record(parts, demand, moved)
+        measured = self.meter.measure(parts, moved | lost)
+        tasks, edges = self.estimator.add(measured.tasks, measured.edges, measured.settling)
+        self._decide(measured, tasks, edges)
+
+    # -- the world ------------------------------------------------------------------------------------------------------
+
+    def _parts(self, demand: Demand, changing: Flags, seconds: float) -> list[tuple[float, WindowFlow, Ints]]:
+        """The window up to the end of its moves and recoveries, and after it."""
+        conditions = self.conditions
+        switch = 0.0
+        if changing.any():
+            switch = min(conditions.recovery_seconds if (self.before[changing] < 0).any() else conditions.switch_seconds,
+                         seconds / 2)
+        parts = []
+        for length, slots in ((switch, self.before), (seconds - switch, self.slots)):
+            if length > 0:
+                result = flow(self.world, self.machines, conditions.links, demand, slots, self.waiting, length)
+                self.waiting = result.waiting
+                parts.append((length, result, slots))
+        self.before = self.slots
+        return parts
+
+    def _record(self, parts: list[tuple[float, WindowFlow, Ints]], demand: Demand, moved: Flags) -> None:
+        seconds = sum(length for length, _, _ in parts)
+        world, last = self.world, parts[-1][1]
+        latency = sum(length / seconds * result.latency for length, result, _ in parts)
+        paused = np.bincount(world.topology[moved], weights=demand.rate[moved], minlength=len(world.graphs))
+        waits = paused * self.conditions.pause_seconds**2 / 2  # tuples that come during the pause wait for half of it
+        latency += np.divide(waits, last.offered * seconds, out=np.zeros(len(waits)), where=last.offered > 0)
+        self.run.windows.append(Window(
+            seconds, sum(length / seconds * result.inter_node for length, result, _ in parts),
+            sum(length / seconds * result.nodes_used for length, result, _ in parts),
+            sum(length for length, result, _ in parts if result.overloaded), int(moved.sum()), latency * 1000, last.offered))
+
+    def _nodes_change(self, gone: frozenset[str]) -> Flags:
+        """Take nodes away and bring them back; returns the tasks that had to be placed elsewhere. The scheduler is asked at the
+        end of the window, as it is when workers join."""
+        none = np.zeros(self.world.count, dtype=bool)
+        if gone == self.away:
+            return none
+        if self.away - gone:
+            self.generator.ask()
+        self.away, self.cluster = gone, self.machines.without(gone)
+        dead = np.isin(self.machines.slot_node, [number for number, node in enumerate(self.machines.cluster.nodes)
+                                                 if node.name in gone])
+        lost = dead[self.slots] | (self.slots < 0)
+        self.before = np.where(lost | (self.before >= 0) & dead[self.before], NOWHERE, self.before)
+        if lost.any():
+            self._place_lost()
+            self.run.lost += int(lost.sum())
+        return lost
+
+    def _place_lost(self) -> None:
+        if not self.cluster.slots:  # they wait for a node
+            self.slots = np.full(self.world.count, NOWHERE)
+            return
+        situation = self._situation()
+        result = place_homeless(Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan))
+        self._take(result.plans if isinstance(result, NewPlan) else {})  # else all are where they were before
+
+    def _take(self, plans: Mapping[str, Plan]) -> None:
+        self.plans = {**self.plans, **plans}
+        self.slots = self.world.slots_of(self.plans, self.machines.position)
+
+    # -- the schedule generator -----------------------------------------------------------------------------------------
+
+    def _situation(self) -> Situation:
+        return Situation(self.world.graphs, self.cluster, self.load, self.plans)
+
+    def _decide(self, measured: Measured, tasks: TaskRows, edges: Floats) -> None:
+        sample = self.meter.sample(self.now, measured, self.machines, self.cluster, self.slots, self.plans)
+        trigger = self.generator.due(self.now, sample, self.cluster)
+        if trigger is None:
+            return
+        self.load = self.meter.loads(measured, tasks, edges)
+        situation = self._situation()
+        self.generator.observe(situation)
+        try:
+            result = check_result(situation, self.scheduler.schedule(situation.graphs, situation.cluster, situation.load,
+                                                                     situation.plan))
+        except Exception as error:  # it may be a user's scheduler
+            self.generator.failed(str(error), trigger, self.now)
+            self.run.error = self.run.error or f"{type(error).__name__}: {error}"
+            return
+        decision = self.generator.decide(situation, result, trigger, self.now)
+        if decision.outcome == ENACTED and isinstance(result, NewPlan):
+            self.generator.enacted(decision, self.now)
+            self.run.plans += 1
+            self._take(result.plans)
+
+
+def first_plans(scheduler: Scheduler, situation: Situation) -> dict[str, Plan]:
+    """The plans to begin with: those of the situation if every task has a live slot, else the scheduler's own for a topology
+    without load, else those of `even`."""
+    problem = Problem.of(situation.graphs, situation.cluster, {}, situation.plan)
+    if (problem.current >= 0).all():
+        return dict(situation.plan)
+    for first in (scheduler, Even()):
+        result = first.schedule(situation.graphs, situation.cluster, {}, {})
+        if isinstance(result, NewPlan):
+            return dict(result.plans)
+    raise SchedulerFailed(f"no scheduler can place the tasks: {result.reason}")
+
+
+def choice_of(name: str, scheduler: Scheduler) -> Choice:
+    """The scheduler as the generator knows it."""
+    return Choice.of(name, scheduler)
+
+
+def _estimator_of(scheduler: Scheduler) -> EstimatorParameters:
+    return make_estimator(traits(scheduler).estimator)
