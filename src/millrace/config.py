@@ -67,7 +67,8 @@ WORKERS = Setting("topology.workers", None, low=1, whole=True,
                   about="Maximum number of workers in the initial placement. Unset: all workers. A load-aware scheduler may "
                         "later use another number.")
 ACKERS = Setting("topology.acker.executors", None, low=0, whole=True,
-                 about="Number of acker tasks. Unset: one for each worker. 0 means at-most-once.")
+                 about="Number of acker tasks. Unset: one for each worker that the topology can use, at most one "
+                       "for each of its tasks. 0 means at-most-once.")
 MESSAGE_TIMEOUT = Setting("topology.message.timeout.secs", 30.0, low=0.01,
                           about="Seconds after which a tuple that is not fully processed is failed back to its spout.")
 MAX_SPOUT_PENDING = Setting("topology.max.spout.pending", 0, low=0,
@@ -140,12 +141,12 @@ BATCH_TUPLES = Setting("topology.batch.tuples", 50_000, low=1,
                        about="Microbatch engine: maximum number of tuples of one spout task in a batch.")
 BATCH_SECONDS = Setting("topology.batch.fill.secs", 1.0, low=0.001,
                         about="Microbatch engine: maximum time for which a spout task fills a batch, in seconds.")
-COMPONENT_CPU = Setting("topology.component.cpu.pcore.percent", 10.0, low=0,
-                        about="CPU demand of a task for the resource-aware scheduler until it is measured, in percent of a "
-                              "core. May be set for one component.")
-COMPONENT_MEMORY = Setting("topology.component.resources.onheap.memory.mb", 128.0, low=0,
-                           about="Memory demand of a task in MB for the resource-aware scheduler until it is measured. May be "
-                                 "set for one component.")
+COMPONENT_CPU = Setting("topology.component.cpu.pcore.percent", None, low=0,
+                        about="CPU that a task is expected to need, in percent of a core; schedulers count on it until the "
+                              "CPU is measured. May be set for one component. Unset: unknown; resource-aware assumes 10.")
+COMPONENT_MEMORY = Setting("topology.component.resources.onheap.memory.mb", None, low=0,
+                           about="Memory that a task is expected to need, in MB; schedulers count on it until the memory is "
+                                 "measured. May be set for one component. Unset: unknown; resource-aware assumes 128.")
 
 HEARTBEAT_INTERVAL = Setting("worker.heartbeat.interval.secs", 0.25, low=0.01, about="Seconds between a worker's heartbeats.")
 HEARTBEAT_TIMEOUT = Setting("worker.heartbeat.timeout.secs", 1.5, low=0.05,
@@ -192,6 +193,12 @@ SPREAD_WAIT = Setting("worker.spread.wait.secs", 3.0, low=0,
                       about="Seconds that the start waits for another Spark executor once there is room for all workers, so "
                             "that they are spread over all hosts. Not used where Spark's settings say how many executors "
                             "there will be.")
+LINKS_FILE = Setting("cluster.links.file", None, text=True,
+                     about="File with the costs of traffic between nodes: zones of nodes, and costs between zones or nodes, in "
+                           "TOML or JSON. What it says comes before measurements.")
+LINKS_PERIOD = Setting("cluster.links.period.secs", 10.0, low=0,
+                       about="Seconds after which each node measures the link to one other node, in turn, if nodes reach each "
+                             "other by TCP. 0: never.")
 WORKER_POLL = Setting("worker.poll.secs", 0.25, low=0.01,
                       about="Seconds between a worker's polls of the plan store (T_W); a new plan is also announced.")
 AGENT_POLL = Setting("agent.poll.secs", 1.0, low=0.01,
@@ -214,6 +221,9 @@ BACKUP_MEMORY = Setting("backup.memory.mb", 1024.0, low=1,
                         about="Maximum memory of a worker for fragments of other workers' snapshots, in MB.")
 LOAD_PERIOD = Setting("load.period.secs", 20.0, low=0.1,
                       about="Seconds in each window of the load monitor; no longer than the scheduler's period.")
+OTHER_PROCESSES = Setting("load.other.processes", "deduct", choices=("deduct", "ignore"),
+                          about="CPU that processes other than workers use on a node: deducted from the node's capacity, or "
+                                "ignored.")
 HISTORY = Setting("history.url", None, text=True,
                   about="Database for loads and decisions, as an SQLAlchemy URL; `none` disables the history. Unset: an "
                         "SQLite file in the user's state directory.")

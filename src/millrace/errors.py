@@ -15,6 +15,7 @@
     ├── UnknownName              no component, stream, task or slot of that name (also a KeyError)
     ├── UnknownTopology          no running topology of that name (also a KeyError)
     ├── BadParameter             a scheduler's parameter that is unknown or out of range (also a ValueError)
+    ├── BadLinks                 a file with costs of links that cannot be used (also a ValueError)
     ├── BadSituation             a file or value that is not a situation to schedule (also a ValueError)
     ├── SchedulerFailed          a scheduler that raised, took too long or returned an invalid plan
     ├── StalePlan                a plan based on an outdated one
@@ -142,6 +143,10 @@ class UserCodeFailed(MillraceError):
 
 class BadParameter(MillraceError, ValueError):
     """A scheduler or estimator has no such parameter, or the value is out of range."""
+
+
+class BadLinks(MillraceError, ValueError):
+    """A file with the costs of links between nodes that cannot be read, or has something else in it."""
 
 
 class BadSituation(MillraceError, ValueError):

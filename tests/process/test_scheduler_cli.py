@@ -110,8 +110,9 @@ def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
     assert {**shown, "last_decision": None, "history": None} == {**answer, "last_decision": None, "history": None}
     code, out, err = cli("scheduler", "show")
     assert (code, err) == (0, "")
-    assert "scheduler: otd (high=0.75" in out and "policy:    period=0.5" in out and "last:" in out
-    answer = value(cli("scheduler", "set", "otd", "low=0.4", "--act", "--estimator-set", "a=0.25", "--json"))
+    assert "scheduler: otd (" in out and "high=0.75" in out and "policy:    period=0.5" in out and "last:" in out
+    answer = value(cli("scheduler", "set", "otd", "low=0.4", "--act", "--estimator", "ewma", "--estimator-set", "a=0.25",
+                       "--json"))
     assert (answer["parameters"]["high"], answer["parameters"]["low"]) == (0.75, 0.4)
     assert (answer["policy"]["period"], answer["policy"]["dry_run"]) == (0.5, False)
     assert answer["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
@@ -140,7 +141,7 @@ def test_a_user_defined_scheduler(cli: Cli, stream: AuditedStream) -> None:
     (["support.user_schedulers:CannotBeMade"], "no licence"),
     (["tstorm", "gamma"], "KEY=VALUE"),
     (["tstorm", "=2"], "KEY=VALUE"),
-    (["tstorm", "gama=2"], "has no parameter 'gama'; it has gamma"),
+    (["tstorm", "gama=2"], "has no parameter 'gama'; it has minimise, between_workers, gamma"),
     (["tstorm", "gamma=0.5"], "out of range: it must be at least 1"),
     (["tstorm", "gamma=lots"], "must be a finite number"),
     (["tstorm", "gamma=NaN"], "must be a finite number"),

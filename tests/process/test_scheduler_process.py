@@ -210,7 +210,8 @@ def test_an_unusable_scheduler(scheduler_process: SchedulerProcess, scheduler: s
 
 def test_parameters_are_checked_in_the_scheduler_process(scheduler_process: SchedulerProcess) -> None:
     assert check(scheduler_process, "support.user_schedulers:Tuned", least=3) == {
-        "parameters": {"least": 3, "label": "x"}, "period": 17.0, "weighs_itself": False}
+        "parameters": {"least": 3, "label": "x"}, "period": 17.0, "weighs_itself": False, "cool_down": 10.0,
+        "estimator": "ewma", "packing": 0.9}
     assert "out of range" in str(check(scheduler_process, "support.user_schedulers:Tuned", least=10))
     answer = check(scheduler_process, "support.user_schedulers:Tuned", most=1)
     assert "has no parameter 'most'; it has least, label" in str(answer)

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from millrace.control.scheduling.schedule_generator import ADVISED, ENACTED, FAILED, NOT_WORTH_IT, OVERTAKEN, Decision
+from millrace.control.scheduling.schedule_generator import (
+    ADVISED,
+    BY_REQUEST,
+    ENACTED,
+    FAILED,
+    NOT_WORTH_IT,
+    OVERTAKEN,
+    Decision,
+)
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, TopologyError, UnknownName
 from millrace.master.load.history import History
 from millrace.master.requests.client import ask
@@ -119,6 +127,25 @@ def test_bad_schedulers_change_nothing_and_are_reported_once(cluster: ForkedClus
     assert_all_there(stream)
 
 
+def test_plans_are_carried_out_by_request_and_even_is_re_established(cluster: ForkedCluster, stream: AuditedStream) -> None:
+    master = cluster.master
+    settings = ask(master.name, "scheduler set", seconds=SECONDS, name="tstorm", parameters={"gamma": 4},
+                   policy={"period": 0.2, "cool_down": 1e6}, enact=True)
+    assert settings["enacts_next"] and settings["scheduler"] == "tstorm"
+    stream.until(lambda: decisions(master, "tstorm", ENACTED))
+    stream.until(lambda: stream.state.handover.at_rest)
+    packed = Counter(slots_of(stream).values())
+    assert len(packed) <= 2, "a worker on each of two nodes at most"
+    assert not ask(master.name, "scheduler show")["enacts_next"]
+    master.set_scheduler("even", {}, {"min_gain": 1.0, "dry_run": True}, enact=True)  # the cool-down holds for others
+    stream.until(lambda: decisions(master, "even", ENACTED))
+    assert [decision.trigger for decision in decisions(master, "even", ENACTED)] == [BY_REQUEST]
+    stream.until(lambda: stream.state.handover.at_rest)
+    counts = Counter(slots_of(stream).values())
+    assert len(counts) == 4 and max(counts.values()) - min(counts.values()) <= 1, counts
+    assert_all_there(stream)
+
+
 def test_a_failure_is_reported_again_when_the_scheduler_is_set_again(cluster: ForkedCluster, stream: AuditedStream) -> None:
     for expected in (1, 2):
         cluster.master.set_scheduler(user("Raises"), {}, QUICK)
@@ -132,7 +159,8 @@ def test_a_failure_is_reported_again_when_the_scheduler_is_set_again(cluster: Fo
     ({"name": "support.user_schedulers:Nope"}, SchedulerFailed, "nothing has changed"),
     ({"name": "no_such_module:Nope"}, SchedulerFailed, "no_such_module"),
     ({"name": "support.user_schedulers:CannotBeMade"}, SchedulerFailed, "no licence"),
-    ({"name": "tstorm", "parameters": {"gama": 2}}, BadParameter, "has no parameter 'gama'; it has gamma"),
+    ({"name": "tstorm", "parameters": {"gama": 2}}, BadParameter,
+     "has no parameter 'gama'; it has minimise, between_workers, gamma"),
     ({"name": "tstorm", "parameters": {"gamma": 0.5}}, BadParameter, "out of range: it must be at least 1"),
     ({"name": "tstorm", "parameters": {"gamma": "lots"}}, BadParameter, "finite number"),
     ({"name": "support.user_schedulers:Tuned", "parameters": {"least": 100}}, SchedulerFailed, "from 1 to 9"),

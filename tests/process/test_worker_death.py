@@ -12,7 +12,7 @@ import pytest
 
 from support.processes.ending import kill_and_wait
 from support.processes.forked import ForkedCluster
-from support.topologies.audited import SECONDS, AuditedStream, assert_exact, assert_nothing_lost
+from support.topologies.audited import SECONDS, UNHURRIED, AuditedStream, assert_exact, assert_nothing_lost
 
 SLOTS = 4
 
@@ -32,7 +32,7 @@ def cluster(shared_cluster: ForkedCluster) -> ForkedCluster:
 
 @pytest.fixture
 def stream(cluster: ForkedCluster, tmp_path: Path) -> AuditedStream:
-    stream = AuditedStream(cluster.master, tmp_path)
+    stream = AuditedStream(cluster.master, tmp_path, **UNHURRIED)
     stream.advance(500)
     return stream
 

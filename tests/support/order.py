@@ -33,7 +33,7 @@ LONGEST = (
     "process/test_presumed_dead.py", "process/test_intruders.py", "process/test_tcp.py", "process/test_held_interpreter.py",
     "cluster/test_slow_sinks.py", "cluster/handover/test_leaving_workers.py", "cluster/handover/test_group_moves.py",
     "services/test_postgres.py", "process/test_malformed_frames.py", "process/test_slow_sink.py", "spark/test_replanning.py",
-    "spark/test_local_cluster.py", "property/test_slstream.py", "process/checkpoints/test_stored_exactly_once.py",
+    "spark/test_local_cluster.py", "property/test_partitioners.py", "process/checkpoints/test_stored_exactly_once.py",
     "process/test_cut_cable.py", "unit/test_suite.py", "conformance/test_coordination.py", "process/test_cli_input.py",
     "cluster/test_waves.py", "process/checkpoints/test_state_bench.py", "process/test_tap_reader_resumed.py",
     "cluster/batches/test_batch_faults.py", "cluster/test_worker_loss.py", "property/test_takeover_interleavings.py",

@@ -29,6 +29,7 @@ from millrace.cli.options import (
     sorted_settings,
 )
 from millrace.cli.scheduler import app as scheduler_app
+from millrace.cli.simulate import simulate
 from millrace.cli.strategies_help import REBALANCE_HELP
 from millrace.cli.workers import workers_app
 from millrace.errors import MillraceError, NotTheAuthor
@@ -39,6 +40,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(elastic_app, name="elastic")
 app.add_typer(scheduler_app, name="scheduler")
 app.add_typer(workers_app, name="workers")
+app.command()(simulate)
 DeclaredTopology = Annotated[str, typer.Argument(metavar="MODULE:TOPOLOGY", help="For example examples.first:WordCount. The "
                                                                                  "module may be in the current directory.")]
 OVERTAKEN = 3  # exit code: another driver has taken over, so a service manager must not restart this one

@@ -101,6 +101,14 @@ def pairs(option: str, items: list[str] | None, whole: bool = False) -> dict[str
     return values
 
 
+def whole_range(option: str, text: str) -> tuple[int, int]:
+    """The two numbers of N-M; of N alone, that one twice."""
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or not (last.isdecimal() or not dash) or not 1 <= int(first) <= int(last or first):
+        raise MillraceError(f"{option} {text!r} is neither a number, as in 8, nor a range, as in 4-12")
+    return int(first), int(last or first)
+
+
 def group_owners(items: list[str]) -> dict[int, int]:
     """GROUP=TASK and FIRST-LAST=TASK as a dict of key groups and the index of their task."""
     owners: dict[int, int] = {}

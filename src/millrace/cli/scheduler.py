@@ -11,8 +11,7 @@ from rich.console import Group
 
 from millrace.cli.figures import count, number_of, share
 from millrace.cli.listing import Hanging, plain_console
-from millrace.cli.options import ClusterName, Json, Pairs, pairs
-from millrace.errors import MillraceError
+from millrace.cli.options import ClusterName, Json, Pairs, pairs, whole_range
 
 app = typer.Typer(no_args_is_help=True, help="Choose the scheduler that places tasks; show its decisions.")
 MOVES_SHOWN = 5
@@ -61,11 +60,15 @@ def set_scheduler(
                                                                                  "the next one.")] = None,
         min_gain: Annotated[float | None, typer.Option(metavar="SHARE", help="Minimum gain for a plan to be enacted, "
                                                                                     "from 0 to 1.")] = None,
-        overload: Annotated[float | None, typer.Option(metavar="SHARE", help="CPU utilization at which the scheduler "
-                                                                                    "runs at once, from 0 to 1.")] = None,
+        payback: Annotated[float | None, typer.Option(metavar="S", help="Seconds within which a plan must save more tuples "
+                                                                        "between nodes than its moves delay.")] = None,
+        overload: Annotated[float | None, typer.Option(metavar="SHARE", help="Load of a node or worker that counts as overload "
+                                                                             "if it lasts, from 0 to 1.")] = None,
+        load_period: Annotated[float | None, typer.Option(metavar="S", help="Seconds of a load window.")] = None,
         time_limit: Annotated[float | None, typer.Option(metavar="S", help="Time limit of the scheduler, in seconds.")] = None,
         dry_run: Annotated[bool | None, typer.Option("--dry-run/--act", help="Only report plans, or carry them out "
                                                                                "(the default).")] = None,
+        enact: Annotated[bool, typer.Option("--enact", help="Carry out its next plan whatever that gains, once.")] = False,
         strategy: Annotated[str | None, typer.Option(metavar="NAME", help="Strategy of migration for its plans, see `millrace "
                                                                           "rebalance --help`.")] = None,
         strategy_set: Annotated[Pairs, typer.Option(metavar="NAME=SECONDS", help="Parameter of the strategy; may be "
@@ -81,11 +84,12 @@ def set_scheduler(
     """
     from millrace.master.requests.client import ask
 
-    policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "overload": overload, "time_limit": time_limit,
-              "dry_run": dry_run, "strategy": strategy, "strategy_parameters": pairs("--strategy-set", strategy_set) or None}
+    policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "payback": payback, "overload": overload,
+              "load_period": load_period, "time_limit": time_limit, "dry_run": dry_run, "strategy": strategy,
+              "strategy_parameters": pairs("--strategy-set", strategy_set) or None}
     answer = ask(cluster, "scheduler set", seconds=SET_SECONDS, name=name, parameters=pairs("parameter", parameters),
                  policy={key: value for key, value in policy.items() if value is not None},
-                 estimator=estimator, estimator_parameters=pairs("--estimator-set", estimator_set))
+                 estimator=estimator, estimator_parameters=pairs("--estimator-set", estimator_set), enact=enact)
     typer.echo(json.dumps(answer)) if as_json else _print_scheduler(answer)
 
 
@@ -107,9 +111,21 @@ def history(limit: Annotated[int, typer.Option(metavar="N", help="Number of deci
 
 
 @app.command("compare")
-def compare(load: Annotated[str | None, typer.Option(metavar="FILE", help="File written by `millrace load --save`.")] = None,
+def compare(load: Annotated[list[str] | None, typer.Option(metavar="FILE", help="File written by `millrace load --save`; may "
+                                                                               "be repeated.")] = None,
+            history: Annotated[str | None, typer.Option(metavar="FILE", help="Windows of a real run from this history: a "
+                                                                             "SQLite file, or the url of a database.")] = None,
+            cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Cluster in the history; needed only if it has "
+                                                                             "several.")] = None,
             random: Annotated[int | None, typer.Option(metavar="N", help="Number of random situations.", min=1)] = None,
             seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random situations.")] = 1,
+            shape: Annotated[str, typer.Option(metavar="NAME", help="Shape of random topologies: layered, chain, diamond, star "
+                                                                    "or all-to-all.")] = "layered",
+            tasks: Annotated[str, typer.Option(metavar="N-M", help="Tasks of a random situation.")] = "4-12",
+            nodes: Annotated[str, typer.Option(metavar="N-M", help="Its nodes.")] = "2-4",
+            cores: Annotated[int, typer.Option(metavar="N", help="Cores of its nodes; a worker uses one.", min=1)] = 1,
+            pinned: Annotated[float, typer.Option(metavar="SHARE", help="Share of its topologies whose spouts cannot move.",
+                                                  min=0, max=1)] = 0.0,
             only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this scheduler; \"tstorm gamma=2\" "
                                                                                 "with a parameter. May be repeated.")] = None,
             as_json: Json = False) -> None:
@@ -117,11 +133,11 @@ def compare(load: Annotated[str | None, typer.Option(metavar="FILE", help="File 
 
     For example: millrace load --save now.json; millrace scheduler compare --load now.json
     """
+    from millrace.cli.comparing import Situations
     from millrace.cli.comparing import compare as run
 
-    if (load is None) == (random is None):
-        raise MillraceError("nothing to compare: give either --load FILE, which `millrace load --save` writes, or --random N")
-    result = run(load, random, seed, only or [], plain_console(stderr=as_json))
+    result = run(Situations(tuple(load or ()), history, cluster, random, seed, shape, whole_range("--tasks", tasks),
+                            whole_range("--nodes", nodes), cores, pinned), only or [], plain_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(result))
 
@@ -159,6 +175,8 @@ def _print_scheduler(answer: dict[str, Any]) -> None:
     estimator = f"{answer['estimator']['name']} {_pairs(answer['estimator']['parameters'])}"
     rows = {"scheduler": answer["scheduler"] + (f" ({parameters})" if parameters else ""), "policy": _policy(answer["policy"]),
             "load": f"windows of {answer['window_seconds']:g} s, estimator {estimator}"}
+    if answer["enacts_next"]:
+        rows["next"] = f"its next plan is carried out whatever it gains, within {answer['window_seconds']:g} s"
     last = answer["last_decision"]
     if last is not None:
         rows["last"] = f"{last['outcome']} ({last['trigger']}): {last['reason']}"

@@ -142,6 +142,9 @@ def print_load(answer: dict[str, Any], tasks: bool = False) -> None:
         console.print(listing)
         console.print()
     console.print(_nodes_load(answer["nodes"]))
+    if answer["links"]:
+        console.print()
+        console.print(_links(answer["links"]))
 
 
 def _components_load(name: str, components: dict[str, Any]) -> Listing:
@@ -202,11 +205,13 @@ def _tasks_load(load: dict[str, Any]) -> Listing:
 def _pairs(load: dict[str, Any]) -> Listing:
     seconds = max(load["window_seconds"], 1e-9)
     most = sorted(load["traffic"], key=lambda pair: -pair[2])[:PAIRS_SHOWN]
+    sizes = {(source, target): sent for source, target, sent in load["traffic_bytes"]}
     return Listing(
         f"most traffic, {len(most)} of {number_of(len(load['traffic']), 'pair')} of tasks",
         Column("from", [source for source, _, _ in most], figures=False),
         Column("to", [target for _, target, _ in most], figures=False),
-        Column("tuples/s", [count(tuples / seconds) for _, _, tuples in most]))
+        Column("tuples/s", [count(tuples / seconds) for _, _, tuples in most]),
+        Column("bytes/s", [size(sizes.get((source, target), 0) / seconds) for source, target, _ in most]))
 
 
 def _workers_load(workers: dict[str, Any]) -> Listing:
@@ -228,9 +233,21 @@ def _nodes_load(nodes: dict[str, Any]) -> Listing:
         Column("node", list(nodes), figures=False),
         Column("CPU MHz", [count(row["cpu_mhz"]) for row in rows]),
         Column("of", [count(row["capacity_mhz"]) for row in rows]),
+        Column("others", [count(row["others_mhz"]) for row in rows]),
         Column("used", [share(row["cpu_mhz"] / row["capacity_mhz"]) if row["capacity_mhz"] else "-" for row in rows]),
         Column("memory", [megabytes(row["memory_used_mb"]) for row in rows]),
         Column("of", [megabytes(row["memory_mb"]) for row in rows]))
+
+
+def _links(links: list[dict[str, Any]]) -> Listing:
+    most = sorted(links, key=lambda link: (-link["cost"], link["nodes"]))[:PAIRS_SHOWN]
+    return Listing(
+        f"most expensive of {number_of(len(links), 'link')} between nodes",
+        Column("node", [link["nodes"][0] for link in most], figures=False),
+        Column("node", [link["nodes"][1] for link in most], figures=False),
+        Column("cost", [f"{link['cost']:.3g}" for link in most]),
+        Column("round trip", [f"{link['round_trip_ms']:.3g} ms" if link["round_trip_ms"] else "unknown" for link in most]),
+        Column("Mbit/s", [count(link["bandwidth_mbps"]) if link["bandwidth_mbps"] else "unknown" for link in most]))
 
 
 def print_state(answer: dict[str, Any], groups: bool) -> None:

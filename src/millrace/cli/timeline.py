@@ -22,6 +22,11 @@ def check_plot(path: str, number: int | None) -> None:
     """Raise an error if nothing can be drawn to that file."""
     if number is None:
         raise BadParameter("--plot draws one migration: name it, as in `millrace migrations 3 --plot move.svg`")
+    check_picture(path)
+
+
+def check_picture(path: str) -> None:
+    """Raise an error if no picture can be written to a file of that name."""
     if Path(path).suffix.lower() not in FORMATS:
         raise BadParameter(f"--plot {path}: write a name that ends in {' or '.join(FORMATS)}")
     try:

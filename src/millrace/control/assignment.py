@@ -1,13 +1,13 @@
 """Assignments: the complete plan that workers carry out as of one revision. Carrying one out twice changes nothing. Every
-node gets its own part."""
+node gets its own part, see `plan_parts.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from millrace.model.graph import ACKER, TaskId, TopologyGraph
+from millrace.model.graph import TaskId, TopologyGraph
 
 
 class Stamp(NamedTuple):
@@ -27,8 +27,26 @@ class Stamp(NamedTuple):
         return cls(int(author), int(revision))
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAddress:
+Ranges = list[tuple[int, int]]  # numbers, as the first and last of those in sequence
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Numbers as ranges: a few bytes for thousands of workers or topologies that came one after the other."""
+    ranges: Ranges = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return ranges
+
+
+def numbers_in(ranges: Ranges) -> Iterator[int]:
+    for first, last in ranges:
+        yield from range(first, last + 1)
+
+
+class WorkerAddress(NamedTuple):
     """Addresses of a worker's data port and of its store for other workers' fragments. `boot` names the running kernel: workers
     with the same one reach each other by ipc."""
 
@@ -42,8 +60,7 @@ class WorkerAddress:
     backup_tcp: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Slot and incarnation of a task. The incarnation is the plan version that put it there: a task that is placed again is a
     new incarnation, with channels that start at zero."""
 
@@ -111,14 +128,15 @@ class TopologyAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The complete plan, or a node's part of it. `alive`: numbers of all running topologies, including those that the part
-    omits."""
+    """The complete plan, or a node's part of it. `alive`: numbers of all running topologies, and `generations`: of all workers,
+    including those that the part omits."""
 
     revision: int
     workers: list[WorkerAddress] = field(default_factory=list)
     topologies: list[TopologyAssignment] = field(default_factory=list)
-    alive: list[int] = field(default_factory=list)
+    alive: Ranges = field(default_factory=list)
     author: int = 0
+    generations: Ranges = field(default_factory=list)
 
     @property
     def stamp(self) -> Stamp:
@@ -132,47 +150,3 @@ class Assignment:
         """(topology, task) -> incarnation, for one worker."""
         return {(topology.number, task): place.incarnation
                 for topology in self.topologies for task, place in topology.places if place.slot == slot}
-
-
-Hosted = Mapping[str, frozenset[str]]  # node -> components of a topology that have had a task there
-
-
-def parts_of(whole: Assignment, hosted: Mapping[int, Hosted]) -> dict[str, Assignment]:
-    """The part of each node. `hosted`, by topology number: nodes that had a task of a component keep its targets, because a
-    task that moved away may still be draining."""
-    slots: dict[str, set[int]] = {}
-    for worker in whole.workers:
-        slots.setdefault(worker.node, set()).add(worker.slot)
-    places = {topology.number: _Places(topology) for topology in whole.topologies}
-    return {node: replace(whole, topologies=[
-        _part_of_topology(topology, places[topology.number], local_slots, hosted[topology.number][node])
-        for topology in whole.topologies if hosted[topology.number].get(node)]) for node, local_slots in sorted(slots.items())}
-
-
-class _Places:
-    """Places of a topology by component and by slot: with many nodes, each needs only a few of them."""
-
-    def __init__(self, topology: TopologyAssignment) -> None:
-        self.by_component: dict[str, list[tuple[TaskId, Place]]] = {}
-        self.by_slot: dict[int, list[tuple[TaskId, Place]]] = {}
-        for task, place in topology.places:
-            self.by_component.setdefault(task.component, []).append((task, place))
-            self.by_slot.setdefault(place.slot, []).append((task, place))
-
-
-def _part_of_topology(whole: TopologyAssignment, all_places: _Places, slots: set[int],
-                      hosted: frozenset[str]) -> TopologyAssignment:
-    """The part for these slots: their tasks, the tasks that they send to, and the ackers."""
-    targets = {component.name for name in hosted if name != ACKER for component, _ in whole.graph.downstream(name)}
-    wanted = {task: place for name in (*targets, ACKER) for task, place in all_places.by_component.get(name, ())}
-    wanted.update(local for slot in slots for local in all_places.by_slot.get(slot, ()))
-    places = sorted(wanted.items())
-    local_tasks = {task for task, place in places if place.slot in slots}
-    sources = local_tasks | {
-        TaskId(name, split) for name in whole.graph.splits for split, owner in enumerate(whole.key_groups.get(name, ()))
-        if TaskId(name, owner) in local_tasks}
-    return replace(whole, places=places,
-                   key_groups={name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
-                   positions=[(source, position) for source, position in whole.positions if source in sources],
-                   reached=[(source, position) for source, position in whole.reached if source in sources],
-                   holders=[(task, slots) for task, slots in whole.holders if task in local_tasks])

@@ -12,8 +12,11 @@ from millrace.control.waves import Send
 from millrace.control.workers import LongCall
 from millrace.model.cluster import Node
 from millrace.model.elastic_setting import ElasticSetting
+from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Load
 from millrace.model.plan import Plan
+from millrace.schedulers.base import Scheduler
 from millrace.state.checkpoint import Manifest, TaskRecord
 
 
@@ -56,6 +59,22 @@ class WorkerReported:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerChosen:
+    """A scheduler is in use from now on: its rule for tasks without a slot places them. None: it is a user's own. No name: no
+    scheduler is in use."""
+
+    name: str
+    scheduler: Scheduler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEstimated:
+    """The load of the running topologies, by name, as of the last window."""
+
+    load: Mapping[str, Load]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLeaves:
     """A worker is removed, or restarted (`restarts`): its tasks are handed over first. `expected`: if the worker has not
     joined, its process is being started. `who` wants it."""
@@ -78,6 +97,15 @@ class Submitted:
     after: tuple[int, int] = (0, 0)
     offsets: str = ""
     earlier: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMeasured:
+    """Measurements of the machines: cores that processes other than workers use, by machine, and the cost of a unit of traffic
+    between two nodes, see `Cluster.links`."""
+
+    others: Mapping[str, float] = field(default_factory=FrozenMap)
+    links: Mapping[tuple[str, str], float] = field(default_factory=FrozenMap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +320,7 @@ WantedChange = (Submitted | Paused | Unpaused | Moved | Rebalanced | Withdrawn |
                 | ElasticChosen)
 Event = (WantedChange | WorkerJoined | WorkerLost | WorkerReported | WorkerLeaves | Killed | BatchBegan | BatchCommitted
          | BatchOver | BatchesEnded | Ticked | WaveRequested | WaveAcked | ManifestStored | ChannelBroke | LongCallsSeen
-         | MoveArmed | MoveTaken)
+         | MoveArmed | MoveTaken | ClusterMeasured | SchedulerChosen | LoadEstimated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Ledger:
         self._old: dict[int, int] = {}  # sums not touched since the last `age`; forgotten at the next
         self._failed_early: set[int] = set()  # failed before `open` was called: messages may overtake
         self._failed_before: set[int] = set()  # those of the round before
+        self.handled = 0  # messages about single roots
+        self.told: dict[int, int] = {}  # spout task, by number -> its roots that are over
 
     def __len__(self) -> int:
         return len(self._sums) + len(self._old)
@@ -38,6 +40,8 @@ class Ledger:
         if root in self._failed_early or root in self._failed_before:
             self._failed_early.discard(root)
             self._failed_before.discard(root)
+            self.handled += 1
+            self._tells(owner)
             return False
         self._owners[root] = owner
         return True if self.ack(root, edges) is not None else None
@@ -48,8 +52,9 @@ class Ledger:
         if total is None:
             total = self._old.pop(root, 0)
         total ^= edges
+        self.handled += 1
         if total == 0 and root in self._owners:
-            return self._owners.pop(root)
+            return self._tells(self._owners.pop(root))
         self._sums[root] = total
         return None
 
@@ -58,9 +63,15 @@ class Ledger:
         no longer)."""
         self._sums.pop(root, None)
         self._old.pop(root, None)
+        self.handled += 1
         owner = self._owners.pop(root, None)
         if owner is None:
             self._failed_early.add(root)
+            return None
+        return self._tells(owner)
+
+    def _tells(self, owner: Owner) -> Owner:
+        self.told[owner[1]] = self.told.get(owner[1], 0) + 1
         return owner
 
     def hand_over(self) -> tuple[list[tuple[int, int, Owner | None]], list[int]]:

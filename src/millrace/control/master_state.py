@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
-from millrace.control.assignment import Assignment, Place, WorkerAddress, parts_of
+from millrace.control.assignment import Assignment, Place, WorkerAddress, ranges_of
 from millrace.control.batch_control import BatchControl
 from millrace.control.events import (
     BatchBegan,
@@ -17,12 +17,14 @@ from millrace.control.events import (
     BatchesEnded,
     BatchOver,
     ChannelBroke,
+    ClusterMeasured,
     Command,
     Distribute,
     ElasticChosen,
     Ended,
     Event,
     Killed,
+    LoadEstimated,
     LongCallsSeen,
     ManifestStored,
     Migrated,
@@ -35,6 +37,7 @@ from millrace.control.events import (
     Replanned,
     Rescaled,
     Say,
+    SchedulerChosen,
     StopWorker,
     Submitted,
     Ticked,
@@ -54,6 +57,8 @@ from millrace.control.moving.migrating import MigrationControl
 from millrace.control.moving.plan_changes import PlanChanges
 from millrace.control.moving.rescaling import RescalingControl
 from millrace.control.moving.slots import SlotControl
+from millrace.control.placement_control import PlacementControl
+from millrace.control.plan_parts import parts_of
 from millrace.control.submission import (
     ackers_for,
     check_guarantee,
@@ -63,17 +68,17 @@ from millrace.control.submission import (
     weak_points,
 )
 from millrace.control.topology_state import TopologyState
-from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STARTING, STOPPING, WAITING
+from millrace.control.topology_status import ENDED, PAUSED, RUNNING, STOPPING, WAITING
 from millrace.control.wave_control import WaveControl, check_read
 from millrace.control.waves import MOST_TIMEOUTS
-from millrace.control.wording import tasks_named, workers_named
+from millrace.control.wording import tasks_named
 from millrace.control.worker_reports import WorkerReports
 from millrace.control.workers import WorkerView, agents_of, cluster_from
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
-from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult, key_groups_for
+from millrace.schedulers.base import Scheduler, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.state.checkpoint import check_fit
 
@@ -88,11 +93,12 @@ class MasterState:
     def __init__(self, first: Scheduler | None = None, author: int = 0, call_limit: float = 0.0,
                  leave_limit: float = LEAVE_LIMIT.default, restart_wait: float = RESTART_WAIT.default) -> None:
         self.author, self.call_limit = author, call_limit
-        self.first = first or Even(spread_back=False)  # places new topologies and lost tasks
         self.workers: dict[int, WorkerView] = {}
         self.topologies: dict[str, TopologyState] = {}
+        self.measured = ClusterMeasured()
         self.agents: dict[str, int] = {}  # node -> slot of the worker whose agent keeps the node's plan store
         self.revision = 0
+        self._placement = PlacementControl(self, first or Even(spread_back=False))
         self._waves = WaveControl(self)
         self._batches = BatchControl(self)
         self._handovers = HandoverControl(self)
@@ -121,6 +127,10 @@ class MasterState:
                         *self._migrations.advance()]
             case WorkerLeaves():
                 return self._slots.requested(event)
+            case SchedulerChosen():
+                return self._sent(self._placement.chosen(event))
+            case LoadEstimated():
+                return self._placement.estimated(event)
             case Submitted():
                 return self._submitted(event)
             case Paused():
@@ -163,6 +173,9 @@ class MasterState:
                 return self._waves.broke(event)
             case LongCallsSeen():
                 return self._reports.long_calls(event)
+            case ClusterMeasured():
+                self.measured = event
+                return []
             case MoveArmed():
                 return self._handovers.armed(event)
             case MoveTaken():
@@ -185,7 +198,7 @@ class MasterState:
             commands += self._start_kept(event.slot)
         self._slots.joined(event.slot)
         for topology in self.topologies.values():
-            if self._unplaced(topology):
+            if self._placement.unplaced(topology):
                 commands += self.place(topology, f"worker {event.slot} joined")
             else:
                 commands += self._plan_changes.move_home(topology, event.slot)
@@ -392,7 +405,9 @@ class MasterState:
         del self.topologies[topology.graph.name]
         records = [*self._handovers.ended(topology, how), *self._migrations.ended(topology, how),
                    *self._rescalings.ended(topology, how)]
-        return [Say(how, topology.graph.name), *records, self.distribute(), *self._waves.delete_abandoned(topology),
+        self._placement.forget(topology.graph.name)
+        freed = self._placement.place_waiting(f"topology {topology.graph.name!r} has ended")
+        return [Say(how, topology.graph.name), *records, *freed, self.distribute(), *self._waves.delete_abandoned(topology),
                 Ended(topology.graph.name, topology.uncommitted)]
 
     def topology(self, name: str) -> TopologyState:
@@ -407,7 +422,7 @@ class MasterState:
         """The workers that tasks may be placed on: not those that leave, nor these, unless there are no others."""
         closed = self.closed.union(without)
         staying = {slot: worker for slot, worker in self.workers.items() if slot not in closed}
-        return cluster_from(staying or self.workers)
+        return cluster_from(staying or self.workers, self.measured.others, self.measured.links)
 
     @property
     def closed(self) -> frozenset[int]:
@@ -422,42 +437,14 @@ class MasterState:
         """The word for what happens to the worker just now: "removed" or "restarted"; empty if nothing does."""
         return self._slots.leaving(slot)
 
-    def _unplaced(self, topology: TopologyState) -> Sequence[TaskId]:
-        kept = topology.migration.removed if topology.migration is not None else {}
-        return [task for task in topology.graph.tasks() if task not in topology.places and task not in kept]
-
     def place(self, topology: TopologyState, cause: str) -> list[Command]:
         """Find a slot for every task that has none; other tasks stay where they are."""
-        name, topology.restarts_because = topology.graph.name, cause
-        unplaced = self._unplaced(topology)
-        result = self.placed(topology.graph, topology.plan)
-        if isinstance(result, CannotPlace):
-            if topology.status != STOPPING:
-                topology.become(WAITING)
-            return [Say(f"waits: {result.reason}", name, "warning", cause)]
-        if not isinstance(result, NewPlan):
-            return []
-        placement = result.plans[name].placement
-        topology.version += 1
-        for task in unplaced:
-            topology.places[task] = Place(placement[task], topology.version)
-            topology.homes.setdefault(task, placement[task])
-        topology.key_groups = dict(topology.key_groups or key_groups_for(topology.graph, None))
-        if topology.status == WAITING:
-            topology.ready_at = self.revision + 1
-            if not topology.batched:
-                topology.become(STARTING)
-            else:  # nothing starts before its next batch
-                topology.become(PAUSED if topology.paused else RUNNING)
-        placed = Say(f"{tasks_named(unplaced)} placed on {workers_named(placement[task] for task in unplaced)}", name,
-                     cause=cause, tasks=tuple(unplaced))
-        return [placed, *self._waves.roll_back(topology)] if topology.waves is not None else [placed]
+        return self._placement.place(topology, cause)
 
     def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
-        """Ask the first scheduler for slots for the tasks without one, leaving all other tasks where they are. `without`: slots
+        """Slots for the tasks of the graph that the plan has none for, leaving all other tasks where they are. `without`: slots
         that count as gone."""
-        others = {name: other.plan for name, other in self.topologies.items() if name != graph.name}
-        return self.first.schedule([graph], self.cluster(without), {}, {**others, graph.name: plan})
+        return self._placement.placed(graph, plan, without).result
 
     # -- assignments --------------------------------------------------------------------------------------------------
 
@@ -468,14 +455,20 @@ class MasterState:
             topology.note_revision(self.revision)
         return self.distribution()
 
+    def _sent(self, commands: list[Command]) -> list[Command]:
+        """The commands, with one that sends out the assignment that they have changed, if any."""
+        return [*commands, self.distribute()] if commands else []
+
     def distribution(self) -> Distribute:
         """The assignment in force, whole and by node."""
         away = self._slots.away
         self.agents = agents_of({slot: worker for slot, worker in self.workers.items() if slot not in away}, self.agents)
         whole, nodes = self.assignment(), self._nodes()
-        for topology in self.topologies.values():
+        for topology, plan in zip(self.topologies.values(), whole.topologies, strict=True):
             topology.note_hosts(nodes)
-        return Distribute(whole, parts_of(whole, {topology.number: topology.hosted for topology in self.topologies.values()}))
+            topology.note_keepers(plan.holders)
+        return Distribute(whole, parts_of(whole, {topology.number: topology.hosted for topology in self.topologies.values()},
+                                          {topology.number: topology.keepers for topology in self.topologies.values()}))
 
     def assignment(self) -> Assignment:
         """The complete assignment of this revision."""
@@ -484,7 +477,8 @@ class MasterState:
             self.revision,
             [worker.address for _, worker in sorted(self.workers.items())],
             [topology.assignment(nodes) for topology in self.topologies.values()],
-            [topology.number for topology in self.topologies.values()], self.author)
+            ranges_of(topology.number for topology in self.topologies.values()), self.author,
+            ranges_of(worker.address.generation for worker in self.workers.values()))
 
     def _nodes(self) -> dict[int, str]:
         return {slot: worker.node.name for slot, worker in self.workers.items()}

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from millrace.api.tuple import DEAD_LETTERS
-from millrace.config import ACKERS, AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE, SETTINGS
+from millrace.config import ACKERS, AT_LEAST_ONCE, EXACTLY_ONCE, GUARANTEE, SETTINGS, WORKERS
 from millrace.control.backup_placement import backup_shape
 from millrace.errors import TopologyError
 from millrace.model.graph import ComponentDef, TopologyGraph
@@ -72,11 +72,12 @@ def _acts_outside(bolt: ComponentDef) -> bool:
 
 
 def ackers_for(graph: TopologyGraph, workers: int) -> int:
-    """Number of acker tasks: as configured, or one for each worker; none without tracking."""
+    """Number of acker tasks: as configured, or one for each worker that the topology can use; none without tracking."""
     if GUARANTEE.of(graph.config) != AT_LEAST_ONCE:
         return 0
-    configured = ACKERS.of(graph.config)
-    return workers if configured is None else int(configured)
+    configured, most = ACKERS.of(graph.config), WORKERS.of(graph.config)
+    used = min(workers, sum(graph.parallelism.values()), workers if most is None else int(most))
+    return used if configured is None else int(configured)
 
 
 def chosen(resume: Resume, manifest: Manifest | None) -> Resume:
@@ -163,4 +164,6 @@ def _owners(manifest: Manifest, component: ComponentDef, groups: int) -> tuple[i
         if record.component == component.name:
             for group in (*record.chains, *record.splits):
                 owners[group] = record.index
-    return tuple(owners) if component.par == before else rescaled_key_groups(owners, component.par)
+    # The run may have ended within a change of parallelism, when some tasks owned nothing yet, or nothing any longer.
+    whole = component.par == before and set(owners) == set(range(component.par))
+    return tuple(owners) if whole else rescaled_key_groups(owners, component.par)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from millrace.config import AT_MOST_ONCE, GUARANTEE
@@ -48,6 +48,7 @@ class TopologyState:
     quiet: dict[int, int] = field(default_factory=dict)  # slot -> reports in a row with nothing in flight
     starting: dict[int, int] = field(default_factory=dict)  # slot -> tasks there that are not initialized yet
     hosted: dict[str, frozenset[str]] = field(default_factory=dict)  # node -> components that have had a task there
+    keepers: dict[str, frozenset[int]] = field(default_factory=dict)  # component -> slots that have kept blocks of its tasks
     epoch: int = 0
     waves: Waves | None = None  # None: nothing to snapshot, or each batch is a wave
     checkpoint: Manifest | None = None  # the last one committed
@@ -189,3 +190,8 @@ class TopologyState:
             node = node_of[place.slot]
             if task.component not in self.hosted.get(node, frozenset()):
                 self.hosted[node] = self.hosted.get(node, frozenset()) | {task.component}
+
+    def note_keepers(self, holders: Iterable[tuple[TaskId, Sequence[int]]]) -> None:
+        for task, slots in holders:
+            if not self.keepers.get(task.component, frozenset()).issuperset(slots):
+                self.keepers[task.component] = self.keepers.get(task.component, frozenset()) | frozenset(slots)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from millrace.control.assignment import SWITCH
 from millrace.control.events import Command, EndWorker, LongCallsSeen, Say, WorkerReported
 from millrace.control.moving.slots import SlotControl
 from millrace.control.topology_state import TopologyState
@@ -99,7 +100,8 @@ class WorkerReports:
                 and not any(topology.starting.values())):
             return self._master.all_up(topology)
         waits = topology.resting or topology.held_back or topology.status in (PAUSED, STOPPING)
-        if waits and event.revision >= topology.ready_at:
+        # During a switch, what is on its way between two incarnations is in no report, and neither is the position of a spout.
+        if waits and event.revision >= topology.ready_at and topology.handover.phase != SWITCH:
             topology.quiet[event.slot] = topology.quiet.get(event.slot, 0) + 1 if in_flight == 0 else 0
             if topology.status == STOPPING and self._master.drained(topology):
                 return self._waves.close(topology)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from millrace.control.assignment import WorkerAddress
 from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.frozen import FrozenMap
 from millrace.model.graph import TaskId
 
 LONG_CALL_SECONDS = 10.0  # a call of this duration is worth a warning
@@ -81,22 +82,28 @@ class Patience:
             self._granted = min(2 * self._granted, self._longest)
 
 
-def cluster_from(workers: Mapping[int, WorkerView]) -> Cluster:
-    """The nodes and slots of these workers, as schedulers see them."""
+def cluster_from(workers: Mapping[int, WorkerView], others: Mapping[str, float] = FrozenMap(),
+                 links: Mapping[tuple[str, str], float] = FrozenMap()) -> Cluster:
+    """The nodes and slots of these workers, as schedulers see them. `others`: cores that processes other than workers use, by
+    machine. `links`: as in `Cluster`."""
     by_slot = sorted(workers.items())
     nodes = {worker.node.name: worker for _, worker in by_slot}
-    on_machine = Counter(worker.address.boot for _, worker in by_slot)
+    on_machine = Counter(machine_of(worker) for _, worker in by_slot)
     on_node = Counter(worker.node.name for _, worker in by_slot)
-    shares = [_share(worker.node, on_node[name], on_machine[worker.address.boot]) for name, worker in sorted(nodes.items())]
-    return Cluster(tuple(shares), tuple(Slot(worker.node.name, worker.executor, slot) for slot, worker in by_slot))
+    shares = [_share(worker.node, on_node[name] / on_machine[machine_of(worker)], others.get(machine_of(worker), 0.0))
+              for name, worker in sorted(nodes.items())]
+    return Cluster(tuple(shares), tuple(Slot(worker.node.name, worker.executor, slot) for slot, worker in by_slot), links)
 
 
-def _share(node: Node, workers: int, all_workers: int) -> Node:
-    """Split a machine's resources among the nodes on it, as executors may be, by their numbers of workers."""
-    if workers == all_workers:
-        return node
-    share = workers / all_workers
-    return Node(node.name, max(1, round(node.cores * share)), node.mhz, max(1, int(node.memory_mb * share)))
+def machine_of(worker: WorkerView) -> str:
+    """Names the machine whose cores the worker shares with all others of that name."""
+    return worker.node.machine or worker.address.boot or worker.node.name
+
+
+def _share(node: Node, share: float, others: float) -> Node:
+    """The node's share of its machine, by the number of workers: executors of a host have its cores and memory together."""
+    return replace(node, cores=node.cores * share, memory_mb=max(1, int(node.memory_mb * share)),
+                   others_mhz=others * share * node.mhz)
 
 
 def agents_of(workers: Mapping[int, WorkerView], before: Mapping[str, int]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import msgspec
 
 from millrace.control.events import BatchBegan, BatchCommitted, BatchesEnded, BatchOver, Event, WorkerJoined, WorkerLost
 from millrace.master.batch_log import BatchLog, BatchRecord, UnderWay
+from millrace.master.load.monitor import WorkerMeters
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.state_view import MasterView
 from millrace.model.cluster import Node
@@ -23,9 +24,11 @@ class Enlisted:
     """An executor that fills a slot, and the last reported use of its processes."""
 
     generation: int
-    cpu_seconds: float = 0.0
-    memory_mb: float = 0.0
+    meters: WorkerMeters | None = None
     counters: Counter[str] = field(default_factory=Counter)
+
+    def take(self, report: wire.Report) -> None:
+        self.counters, self.meters = Counter(report.counters), WorkerMeters.of(report)
 
 
 class Batching:

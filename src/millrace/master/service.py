@@ -6,7 +6,6 @@ import logging
 import shutil
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -104,9 +103,9 @@ class Master:
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
         self.pool = WorkerPool(self)
-        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
-                                             self.worker_port, self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
+        self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
+                                             self.worker_port, self, self.scheduling.links)
         self.capacity = CapacityLoop(self.settings, self)
         self.batching = Batching(self.state, self.observed, self.call, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
@@ -264,10 +263,11 @@ class Master:
         self.call(lambda: self.tell(Rescaled(name, dict(par))))
 
     def set_scheduler(self, name: str, parameters: dict[str, Any], policy: dict[str, Any], estimator: str | None = None,
-                      estimator_parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Use this scheduler from now on; returns the settings in use, or raises if something is wrong with it."""
+                      estimator_parameters: dict[str, Any] | None = None, enact: bool = False) -> dict[str, Any]:
+        """Use this scheduler from now on; returns the settings in use, or raises if something is wrong with it. `enact`: carry
+        out its next plan whatever that gains."""
         chosen: Future[dict[str, Any]] = self.call(
-            lambda: self.scheduling.choose(name, parameters, policy, estimator, estimator_parameters))
+            lambda: self.scheduling.choose(name, parameters, policy, estimator, estimator_parameters, enact))
         return chosen.result()
 
     def status(self) -> dict[str, Any]:
@@ -469,6 +469,8 @@ class Master:
         self.state.check(event)
 
     def _submit(self, event: Submitted) -> None:
+        if event.checkpoint is not None:
+            self.scheduling.resume(event.graph)
         self.tell(event)
         name = event.graph.name
         self.batching.logs.pop(name, None)
@@ -483,7 +485,7 @@ class Master:
         """Take the report of a worker, or of an engine that reports for an executor."""
         by_number = {topology.number: name for name, topology in self.state.topologies.items()}
         self.scheduling.migrations.take(report, by_number, time.monotonic())
-        for task in report.tasks:
+        for task in (*report.tasks, *report.ackers):
             name = by_number.get(task["topology"])
             if name is not None:
                 self.observed[name].take(report.slot, report.at, task)
@@ -493,8 +495,7 @@ class Master:
                 observed.note_error(error)
                 if error.get("fatal"):
                     self.say(Say(f"{error['task']} cannot start: {error['error']}", error["topology"], "warning"))
-        connection.counters = Counter(report.counters)
-        connection.cpu_seconds, connection.memory_mb = report.cpu_seconds, report.memory_mb
+        connection.take(report)
         self.tell(WorkerReported(report.slot, report.generation, report.revision, tuple(report.in_flight),
                                  tuple(report.positions), tuple(report.starting), report.executed(), report.hosted,
                                  tuple(report.reached)))

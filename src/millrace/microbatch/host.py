@@ -287,9 +287,10 @@ class TopologyHost:
 
     def _report(self, task: Task, record: TaskRecord) -> TaskReport:
         traffic = {number: channel.tuples for number, channel in task.channels.items() if channel.tuples}
+        sizes = {number: task.channels[number].bytes for number in traffic}
         groups = {component: counts.tolist() for (number, component), counts in self.worker.group_counts.items()
                   if number == task.number}
-        return TaskReport(task.number, task.meters.report(), traffic, groups, record)
+        return TaskReport(task.number, task.meters.report(), traffic, groups, record, sizes)
 
     # -- sinks ---------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ class _TaskTotals:
     incarnation: int
     counts: Counter[str] = field(default_factory=Counter)
     traffic: Counter[int] = field(default_factory=Counter)
+    traffic_bytes: Counter[int] = field(default_factory=Counter)
     key_groups: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -70,6 +71,7 @@ class Totals:
         for name in COUNTERS + SECONDS:
             totals.counts[name] += report.meters[name]
         totals.traffic.update(report.traffic)
+        totals.traffic_bytes.update(report.traffic_bytes)
         for component, counts in report.key_groups.items():
             before = totals.key_groups.get(component, [0] * len(counts))
             totals.key_groups[component] = [had + more for had, more in zip(before, counts, strict=True)]
@@ -78,4 +80,5 @@ class Totals:
         if "custom" in report.meters:
             meters["custom"] = report.meters["custom"]
         return {"topology": topology, "task": report.task, "incarnation": incarnation, "queue_length": 0, **meters,
-                "traffic": dict(totals.traffic), "key_groups": dict(totals.key_groups)}
+                "traffic": dict(totals.traffic), "traffic_bytes": dict(totals.traffic_bytes),
+                "key_groups": dict(totals.key_groups)}

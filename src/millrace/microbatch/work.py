@@ -60,13 +60,14 @@ class Attempt:
 
 
 class TaskReport(msgspec.Struct, array_like=True):
-    """One task in one batch: its meters, the tuples it sent to each task, and the record to restore it from."""
+    """One task in one batch: its meters, the tuples and bytes it sent to each task, and the record to restore it from."""
 
     task: int
     meters: dict[str, Any]
     traffic: dict[int, int]
     key_groups: dict[str, list[int]]
     record: TaskRecord
+    traffic_bytes: dict[int, int] = {}
 
 
 class PartitionReport(msgspec.Struct, array_like=True):

@@ -403,6 +403,9 @@ def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:
         raise TopologyError(f"component {spec.label} reads a DataFrame, which Spark divides into partitions by itself: it "
                             "cannot have splits. Leave them out; its number of tasks is fixed while it runs")
     if not issubclass(component_cls, ReplayableSpout):
+        if issubclass(component_cls, Spout) and spec.config.get("splits"):
+            raise TopologyError(f"component {spec.label} cannot have splits: {component_cls.__name__} cannot be read from a "
+                                "position, and each split has one. Leave them out, or use a ReplayableSpout")
         return 0
     splits = spec.config.get("splits", component_cls.splits)
     if not isinstance(splits, int) or isinstance(splits, bool) or not 0 <= splits <= TASKS_LIMIT:

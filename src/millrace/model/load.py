@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from millrace.model.frozen import FrozenMap
-from millrace.model.graph import TaskId
+from millrace.model.graph import ACKER, TaskId
 
 SAMPLED = 61  # tuples of which one is counted by key group; a prime, so that few streams repeat themselves in step with it
 
@@ -30,6 +30,7 @@ class Metric(StrEnum):
 
     EMITTED = "emitted", "tuples", "Tuples that user code emitted, each counted once."
     TRANSFERRED = "transferred", "tuples", "Tuples sent to tasks: an emitted tuple counts once for each receiving task."
+    TRAFFIC_BYTES = "traffic_bytes", "bytes", "Size of the tuples sent from a task to another, without headers."
     EXECUTED = "executed", "tuples", "Tuples that a bolt took from its inbox and processed."
     ACKED = "acked", "tuples", "Tuples acknowledged: by a bolt when done, to a spout when the whole tuple tree is done."
     FAILED = "failed", "tuples", "Tuples failed, by an exception, a timeout or the loss of a worker."
@@ -95,10 +96,11 @@ class TaskLoad:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one topology in one window: of each task, and the tuples sent between tasks. Tasks in `settling` were started
-    or moved within the window, so their figures are incomplete. `key_groups`: tuples for each key group of a keyed component
-    with several tasks, regardless of its owner; estimates on resident workers, which count a sample. `heavy_keys`: its most
-    frequent keys, the most frequent first, by the same sample."""
+    """The load of one topology in one window: of each task, ackers included, and the tuples sent between tasks; messages of
+    ackers count as tuples. `traffic_bytes`: their size as they are encoded, or would be; a pair without an entry was not
+    measured. Tasks in `settling` were started or moved within the window, so their figures are incomplete. `key_groups`: tuples
+    for each key group of a keyed component with several tasks, regardless of its owner; estimates on resident workers, which
+    count a sample. `heavy_keys`: its most frequent keys, the most frequent first, by the same sample."""
 
     window_seconds: float = 0.0
     tasks: Mapping[TaskId, TaskLoad] = field(default_factory=FrozenMap)
@@ -106,10 +108,12 @@ class Load:
     settling: tuple[TaskId, ...] = ()
     key_groups: Mapping[str, tuple[float, ...]] = field(default_factory=FrozenMap)
     heavy_keys: Mapping[str, tuple[HeavyKey, ...]] = field(default_factory=FrozenMap)
+    traffic_bytes: Mapping[tuple[TaskId, TaskId], float] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", FrozenMap(self.tasks))
         object.__setattr__(self, "traffic", FrozenMap(self.traffic))
+        object.__setattr__(self, "traffic_bytes", FrozenMap(self.traffic_bytes))
         object.__setattr__(self, "settling", tuple(self.settling))
         object.__setattr__(self, "key_groups", FrozenMap({name: tuple(counts) for name, counts in self.key_groups.items()}))
         object.__setattr__(self, "heavy_keys", FrozenMap({name: tuple(keys) for name, keys in self.heavy_keys.items()}))
@@ -123,10 +127,10 @@ class Load:
         """λ: tuples per second that arrive at the component's tasks; for a spout, those that it emits."""
         if self.window_seconds <= 0:
             return 0.0
-        arrived = sum(tuples for (_, target), tuples in self.traffic.items() if target.component == component)
-        if not any(target.component == component for _, target in self.traffic):
-            arrived = sum(measured.emitted for task, measured in self.tasks.items() if task.component == component)
-        return arrived / self.window_seconds
+        arrived = [tuples for (source, target), tuples in self.traffic.items()
+                   if target.component == component and source.component != ACKER]  # a spout hears of its roots
+        emitted = (measured.emitted for task, measured in self.tasks.items() if task.component == component)
+        return sum(arrived or emitted) / self.window_seconds
 
     def true_processing_rate(self, component: str) -> float | None:
         """μ: tuples per second that one task of the component processes while it is busy; None if none was busy."""
@@ -136,11 +140,12 @@ class Load:
         return done / busy if busy > 0 and done else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON: tasks by name, traffic as [from, to, tuples]."""
+        """Plain data for JSON: tasks by name, traffic as [from, to, tuples] and [from, to, bytes]."""
         return {
             "window_seconds": self.window_seconds,
             "tasks": {str(task): msgspec.to_builtins(measured) for task, measured in self.tasks.items()},
             "traffic": [[str(source), str(target), tuples] for (source, target), tuples in self.traffic.items()],
+            "traffic_bytes": [[str(source), str(target), size] for (source, target), size in self.traffic_bytes.items()],
             "settling": [str(task) for task in self.settling],
             "key_groups": {name: list(counts) for name, counts in self.key_groups.items()},
             "heavy_keys": {name: [list(key) for key in keys] for name, keys in self.heavy_keys.items()},
@@ -153,6 +158,8 @@ class Load:
             window_seconds=float(data["window_seconds"]),
             tasks={TaskId.parse(task): msgspec.convert(measured, TaskLoad) for task, measured in data["tasks"].items()},
             traffic={(TaskId.parse(source), TaskId.parse(target)): tuples for source, target, tuples in data["traffic"]},
+            traffic_bytes={(TaskId.parse(source), TaskId.parse(target)): float(size)
+                           for source, target, size in data.get("traffic_bytes", ())},
             settling=tuple(TaskId.parse(task) for task in data.get("settling", ())),
             key_groups={name: tuple(map(float, counts)) for name, counts in data.get("key_groups", {}).items()},
             heavy_keys={name: tuple(HeavyKey(str(key), int(group), float(tuples)) for key, group, tuples in keys)

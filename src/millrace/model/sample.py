@@ -25,18 +25,19 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """One node: the resources that its workers used, and its capacity."""
+    """One node: the resources that its workers used, and its capacity, without what other processes used."""
 
     cpu_mhz: float = 0.0
     capacity_mhz: float = 0.0
     memory_mb: float = 0.0
     memory_used_mb: float = 0.0
+    others_mhz: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSample:
-    """One window: its end (unix time) and length, loads, plans and predicted latencies by topology, workers by slot number,
-    nodes by name."""
+    """One window: its end (unix time) and length, loads, plans, predicted latencies and smoothed loads by topology, workers by
+    slot number, nodes by name."""
 
     at: float
     seconds: float
@@ -45,7 +46,8 @@ class WindowSample:
     workers: Mapping[int, WorkerLoad] = field(default_factory=FrozenMap)
     nodes: Mapping[str, NodeLoad] = field(default_factory=FrozenMap)
     predictions: Mapping[str, Prediction] = field(default_factory=FrozenMap)
+    estimates: Mapping[str, Load] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
-        for name in ("loads", "plans", "workers", "nodes", "predictions"):
+        for name in ("loads", "plans", "workers", "nodes", "predictions", "estimates"):
             object.__setattr__(self, name, FrozenMap(getattr(self, name)))

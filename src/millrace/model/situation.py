@@ -38,7 +38,7 @@ class Situation:
         return {
             "format": FORMAT,
             "graphs": [redacted(msgspec.to_builtins(graph)) for graph in self.graphs],  # their configs may have URLs
-            "cluster": msgspec.to_builtins(self.cluster),
+            "cluster": self.cluster.to_json(),
             "load": {name: load.to_json() for name, load in self.load.items()},
             "plan": {name: plan.to_json() for name, plan in self.plan.items()},
         }
@@ -53,7 +53,7 @@ class Situation:
         try:
             return cls(
                 graphs=tuple(msgspec.convert(graph, TopologyGraph) for graph in data["graphs"]),
-                cluster=msgspec.convert(data["cluster"], Cluster),
+                cluster=Cluster.from_json(data["cluster"]),
                 load={name: _load(load) for name, load in data["load"].items()},
                 plan={name: Plan.from_json(plan) for name, plan in data["plan"].items()},
             )

@@ -164,11 +164,11 @@ class ResidentEngine:
         self._feeding = [*(other for other in self._feeding if other.name != queries.name), queries]
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
-                      estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
-        """Set the scheduler that re-plans running topologies from now on: a name from `millrace scheduler list`,
-        `module:Class`, or "off". `policy`: period, cool_down, min_gain, overload, time_limit, dry_run, strategy,
-        strategy_parameters. Returns the scheduler and settings now in use."""
-        return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
+                      estimator_parameters: dict[str, Any] | None = None, enact: bool = False, **policy: Any) -> dict[str, Any]:
+        """Set the scheduler that places new topologies and re-plans running ones from now on: a name from `millrace scheduler
+        list`, `module:Class`, or "off". `enact`: carry out its next plan whatever that gains. `policy`: period, cool_down,
+        min_gain, overload, time_limit, dry_run, strategy, strategy_parameters. Returns what is in use now."""
+        return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters, enact)
 
     def decisions(self, limit: int = 20) -> list[dict[str, Any]]:
         """The scheduler's last decisions, oldest first."""

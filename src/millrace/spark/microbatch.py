@@ -202,9 +202,9 @@ class MicrobatchEngine:
             check_digest(committed, digest)
 
     def set_scheduler(self, name: str, parameters: dict[str, Any] | None = None, *, estimator: str | None = None,
-                      estimator_parameters: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
+                      estimator_parameters: dict[str, Any] | None = None, enact: bool = False, **policy: Any) -> dict[str, Any]:
         """Change the scheduler, as for the resident engine; a new plan takes effect with the next batch."""
-        return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters)
+        return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters, enact)
 
     def status(self) -> dict[str, Any]:
         return self.master.status()

@@ -32,7 +32,7 @@ def holders(task_slot: int, upstream_slots: Sequence[int], layer_slots: Sequence
 
     Each block goes to the worker, then the node, with the fewest blocks of the task. Among equals, workers of upstream tasks
     come first, then the next ones in the ring of the task's own layer, then any others."""
-    candidates = _by_preference(task_slot, upstream_slots, layer_slots, node_of)
+    candidates = _enough(_by_preference(task_slot, upstream_slots, layer_slots, node_of), node_of, blocks)
     on_worker: Counter[int] = Counter()
     on_node: Counter[str] = Counter()
     chosen: list[int] = []
@@ -42,6 +42,17 @@ def holders(task_slot: int, upstream_slots: Sequence[int], layer_slots: Sequence
         on_node[node_of[slot]] += 1
         chosen.append(slot)
     return chosen
+
+
+def _enough(candidates: Sequence[int], node_of: Mapping[int, str], blocks: int) -> Sequence[int]:
+    """The first candidates, up to as many nodes as there are blocks: each block goes to another of these nodes, so in a large
+    cluster nobody has to look at the rest."""
+    nodes: set[str] = set()
+    for end, slot in enumerate(candidates, 1):
+        nodes.add(node_of[slot])
+        if len(nodes) == blocks:
+            return candidates[:end]
+    return candidates
 
 
 def _by_preference(task_slot: int, upstream: Sequence[int], layer: Sequence[int], node_of: Mapping[int, str]) -> list[int]:

@@ -33,7 +33,7 @@ class MeasuredCluster(LocalCluster):
 
     def _take(self, report: wire.Report) -> None:
         names = {topology.number: name for name, topology in self.master.topologies.items()}
-        for task in report.tasks:
+        for task in (*report.tasks, *report.ackers):
             if (name := names.get(task["topology"])) is not None:
                 observed = self.observed.setdefault(
                     name, TopologyObserved(self.master.topologies[name].graph, self.clock.now()))

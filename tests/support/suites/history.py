@@ -27,10 +27,10 @@ LOAD = Load(10.0, {
                 offered=2**41, lag=2**40, blocked_seconds=0.75),
     B: TaskLoad(executed=50, queue_length=5, queue_floor=4, execute_latency_ms=Latency(0.0, 1.0, 0.25),
                 process_latency_ms=Latency(2.0, 3.0), cpu_seconds=1.25, busy_seconds=2.5, cpu_mhz=300.5, memory_mb=12.0),
-}, {(A, B): 50.0, (B, B): 0.5}, (B,))
+}, {(A, B): 50.0, (B, B): 0.5}, (B,), traffic_bytes={(A, B): 2.0**45})
 PLAN = Plan(3, {A: 0, B: 4})
 WORKERS = {0: WorkerLoad("n1", 100.0, 200.0, 0), 4: WorkerLoad("n2", 300.5, 12.0, 5)}
-NODES = {"n1": NodeLoad(100.0, 4800.0, 8000.0, 200.0), "n2": NodeLoad(300.5, 2400.0, 4000.0, 12.0)}
+NODES = {"n1": NodeLoad(100.0, 4800.0, 8000.0, 200.0), "n2": NodeLoad(300.5, 2400.0, 4000.0, 12.0, 600.0)}
 DECISION = {"number": 1, "at": 5.0, "scheduler": "tstorm", "parameters": {"gamma": 1.5}, "trigger": "timer",
             "outcome": "new plan", "reason": "less traffic", "moved": {"t": ["b[1]"]}, "expected": {"inter_node": 5.0},
             "came_of": None}
@@ -263,7 +263,7 @@ class HistoryConformance:
     def test_tables_of_a_newer_millrace_are_left_alone(self, open_history: Opener, url: str) -> None:
         open_history().close(SECONDS)
         change(url, "update millrace_schema set version = 99")
-        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 3: update Millrace"):
+        with pytest.raises(MillraceError, match=r"tables of version 99.*up to version 5: update Millrace"):
             open_history()
 
     def test_tables_of_an_older_millrace_get_the_columns_that_they_lack(self, open_history: Opener, url: str) -> None:
@@ -272,13 +272,18 @@ class HistoryConformance:
         history.close(SECONDS)
         for column in ("lag", "offered", "blocked_seconds", "complete_latency_mean_ms"):
             change(url, f"alter table millrace_task_loads drop column {column}")
+        change(url, "alter table millrace_traffic drop column bytes")
+        change(url, "alter table millrace_traffic drop column estimated_tuples")
+        change(url, "alter table millrace_node_loads drop column others_mhz")
         change(url, "update millrace_schema set version = 1")
         again = open_history()
         written(again, window(2.0))
         old, new = again.windows(0.0)
-        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(3,)]
+        assert new.loads == {"t": LOAD} and rows(url, "select version from millrace_schema") == [(5,)]
         assert old.loads["t"].tasks[A] == replace(LOAD.tasks[A], offered=0, lag=None, blocked_seconds=0.0,
                                                   complete_latency_ms=Latency(1.5, 9.25))
+        assert old.loads["t"].traffic == LOAD.traffic and old.loads["t"].traffic_bytes == {}
+        assert (old.nodes["n2"].others_mhz, new.nodes["n2"].others_mhz) == (0.0, 600.0)
 
     def test_tables_that_were_dropped_are_made_again(self, open_history: Opener, url: str) -> None:
         history = open_history()

@@ -9,10 +9,21 @@ import msgspec
 import pytest
 
 from millrace.api.grouping import Grouping
-from millrace.control.assignment import Assignment, Place, Stamp, TopologyAssignment, WorkerAddress, parts_of
+from millrace.control.assignment import (
+    ARM,
+    Assignment,
+    Move,
+    Place,
+    Stamp,
+    TopologyAssignment,
+    WorkerAddress,
+    numbers_in,
+    ranges_of,
+)
 from millrace.control.events import Distribute, Killed, Moved, Submitted, Ticked, WorkerJoined, WorkerLost
 from millrace.control.master_state import MasterState
 from millrace.control.plan_diff import PlanDiff, plan_diff
+from millrace.control.plan_parts import parts_of
 from millrace.model.cluster import Node
 from millrace.model.graph import ACKER, ComponentDef, Input, StreamDef, TaskId, TopologyGraph
 from millrace.runtime.wire import messages as wire
@@ -20,10 +31,11 @@ from millrace.runtime.wire import messages as wire
 WORDS = (StreamDef("default", ("word",)),)
 
 
-def part_of(whole: Assignment, node: str, hosted: Mapping[int, frozenset[str]]) -> Assignment:
+def part_of(whole: Assignment, node: str, hosted: Mapping[int, frozenset[str]],
+            keepers: Mapping[str, frozenset[int]] | None = None) -> Assignment:
     """Return the part of a node that has hosted these components, by topology number."""
-    return parts_of(whole, {topology.number: {node: hosted.get(topology.number, frozenset())}
-                            for topology in whole.topologies})[node]
+    return parts_of(whole, {topology.number: {node: hosted.get(topology.number, frozenset())} for topology in whole.topologies},
+                    {topology.number: keepers or {} for topology in whole.topologies})[node]
 
 
 def component(name: str, par: int, *inputs: Input) -> ComponentDef:
@@ -52,7 +64,7 @@ def whole(graph: TopologyGraph, slots: dict[str, int], workers: int = 4, number:
     groups = {name: tuple(range(graph.component(name).par)) for name in ("split", "count", "top")}
     positions = [(TaskId("lines", index), 100 + index) for index in range(graph.component("lines").par)]
     topology = TopologyAssignment(number, graph, 3, True, sorted(places), groups, positions, losses=1, epoch=2)
-    return Assignment(20, [address(slot) for slot in range(workers)], [topology], [number], 5)
+    return Assignment(20, [address(slot) for slot in range(workers)], [topology], [(number, number)], 5, [(10, 9 + workers)])
 
 
 def hosts(*names: str, number: int = 7) -> dict[int, frozenset[str]]:
@@ -76,7 +88,7 @@ def test_a_node_is_told_of_its_own_tasks_their_targets_and_the_ackers() -> None:
 
 def test_everything_that_is_not_about_tasks_is_as_in_the_whole() -> None:
     part = part_of(CHAIN, "node2", hosts("count"))
-    assert (part.revision, part.author, part.workers, part.alive) == (20, 5, CHAIN.workers, [7])
+    assert (part.revision, part.author, part.alive, part.generations) == (20, 5, [(7, 7)], [(10, 13)])
     blank = {"places": [], "key_groups": {}, "positions": []}
     assert replace(part.topologies[0], **blank) == replace(CHAIN.topologies[0], **blank)
 
@@ -108,12 +120,12 @@ def test_a_node_with_nothing_but_an_acker_is_told_of_the_ackers() -> None:
 def test_a_topology_that_never_was_on_a_node_is_left_out_and_still_known_to_be_alive() -> None:
     for nothing in ({}, {7: frozenset()}):
         part = part_of(CHAIN, "node1", nothing)
-        assert (part.topologies, part.alive) == ([], [7])
+        assert (part.topologies, part.alive) == ([], [(7, 7)])
 
 
 def test_topologies_do_not_mix() -> None:
     other = whole(replace(chain(), name="other"), {"lines": 3, "split": 2, "count": 1, "top": 0}, number=8)
-    both = replace(CHAIN, topologies=CHAIN.topologies + other.topologies, alive=[7, 8])
+    both = replace(CHAIN, topologies=CHAIN.topologies + other.topologies, alive=[(7, 8)])
     first, second = part_of(both, "node1", hosts("split") | hosts("count", number=8)).topologies
     assert {task.component for task, _ in first.places} == {"split", "count", ACKER}
     assert {task.component for task, _ in second.places} == {"count", "top", ACKER}
@@ -129,6 +141,65 @@ def test_the_parts_size_does_not_grow_with_tasks_elsewhere() -> None:
         grown = whole(replace(graph, components=(*many, *few)), {"lines": 0, "split": 1, "count": 2, "top": 3})
         sizes.append(len(wire.encode(part_of(grown, "node3", hosts("top")))))
     assert sizes[1] <= sizes[0] + 3 * 4, "but for the three numbers themselves"
+
+
+# ---- addresses ----
+
+
+LONG = whole(replace(chain(ackers=0), components=(*chain().components, component("end", 2, by_word("top")))),
+             {"lines": 0, "split": 1, "count": 2, "top": 3, "end": 4}, workers=5)
+
+
+def reached(part: Assignment) -> list[int]:
+    return [worker.slot for worker in part.workers]
+
+
+def test_a_part_has_the_addresses_of_the_senders_and_receivers_of_its_tasks() -> None:
+    """A receiver sends credits to its senders."""
+    spread = replace(LONG, workers=[address(slot, nodes=5) for slot in range(5)])
+    names = ("lines", "split", "count", "top", "end")
+    assert [reached(part_of(spread, f"node{slot}", hosts(name))) for slot, name in enumerate(names)] == [
+        [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4]]
+
+
+def test_ackers_reach_every_task_and_are_reached_by_all() -> None:
+    tracked = whole(chain(ackers=1), {"lines": 0, "split": 1, "count": 2, "top": 3, ACKER: 3})
+    assert reached(part_of(tracked, "node0", hosts("lines"))) == [0, 1, 3]
+    assert reached(part_of(tracked, "node3", hosts("top", ACKER))) == [0, 1, 2, 3]
+
+
+def test_a_part_has_the_addresses_of_those_that_hold_blocks_of_its_tasks() -> None:
+    (topology,) = LONG.topologies
+    held = replace(LONG, workers=[address(slot, nodes=5) for slot in range(5)],
+                   topologies=[replace(topology, holders=[(TaskId("lines", 0), [3, 3]), (TaskId("split", 0), [4])])])
+    assert reached(part_of(held, "node0", hosts("lines"))) == [0, 1, 3]
+    assert reached(part_of(held, "node0", hosts("lines"), {"lines": frozenset([2])})) == [0, 1, 2, 3], "they had some before"
+    assert reached(part_of(held, "node0", hosts("lines"), {"top": frozenset([2])})) == [0, 1, 3]
+
+
+def test_a_part_has_the_moves_that_touch_its_tasks_and_their_addresses() -> None:
+    (topology,) = LONG.topologies
+    move = Move(1, TaskId("count", 0), Place(2, 3), Place(4, 4), ARM)
+    moving = replace(LONG, workers=[address(slot, nodes=5) for slot in range(5)], topologies=[replace(topology, moves=[move])])
+    parts = {name: part_of(moving, f"node{slot}", hosts(name)) for slot, name in enumerate(("lines", "split", "count", "top"))}
+    assert {name: part.topologies[0].moves for name, part in parts.items()} == {
+        "lines": [], "split": [move], "count": [move], "top": [move]}
+    assert {name: reached(part) for name, part in parts.items()} == {
+        "lines": [0, 1], "split": [0, 1, 2, 4], "count": [1, 2, 3, 4], "top": [2, 3, 4]}
+
+
+def test_a_worker_that_a_component_left_stays_in_reach_of_its_neighbours() -> None:
+    """The remains of a task there need the credits of its receivers."""
+    spread = replace(LONG, workers=[address(slot, nodes=6) for slot in range(6)])
+    parts = parts_of(spread, {7: {"node3": frozenset(["top"]), "node5": frozenset(["count"])}}, {7: {}})
+    assert reached(parts["node3"]) == [2, 3, 4, 5]
+    assert reached(parts["node5"]) == [1, 2, 3, 5]
+
+
+def test_numbers_are_read_as_they_are_written() -> None:
+    assert ranges_of([]) == []
+    assert ranges_of([3, 1, 2, 7, 9, 8, 5]) == [(1, 3), (5, 5), (7, 9)]
+    assert list(numbers_in([(1, 3), (5, 5), (7, 9)])) == [1, 2, 3, 5, 7, 8, 9]
 
 
 def test_parts_travel() -> None:
@@ -164,7 +235,7 @@ def test_a_plan_is_for_those_who_were_there_when_it_was_made() -> None:
     assert not CHAIN.is_for(1, 12), "another run of the same slot"
     assert not CHAIN.is_for(2, 11)
     assert not CHAIN.is_for(9, 19)
-    assert part_of(CHAIN, "node0", hosts("lines")).is_for(1, 11), "the workers of other nodes are in every part"
+    assert part_of(CHAIN, "node0", hosts("lines")).is_for(0, 10), "the workers of a node are in its part"
 
 
 # ---- a worker applies its part ----

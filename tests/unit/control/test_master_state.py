@@ -32,9 +32,10 @@ from millrace.model.plan import initial_key_groups
 
 def test_a_joining_worker_receives_the_list_of_workers() -> None:
     story = Story()
-    assert story.on(joined(0, 1)) == [Say("worker 0 joined on host"), distribute(Assignment(1, [address(0, 1)]))]
+    assert story.on(joined(0, 1)) == [Say("worker 0 joined on host"),
+                                      distribute(Assignment(1, [address(0, 1)], generations=[(1, 1)]))]
     assert story.on(joined(1, 2)) == [Say("worker 1 joined on host"),
-                                      distribute(Assignment(2, [address(0, 1), address(1, 2)]))]
+                                      distribute(Assignment(2, [address(0, 1), address(1, 2)], generations=[(1, 2)]))]
 
 
 def test_a_topology_is_placed_when_it_is_submitted_and_its_spouts_wait() -> None:
@@ -47,7 +48,8 @@ def test_a_topology_is_placed_when_it_is_submitted_and_its_spouts_wait() -> None
             number=1, graph=graph(), version=1, active=False,
             places=[(COUNT0, Place(1, 1)), (COUNT1, Place(0, 1)), (LINES, Place(0, 1)), (TOP0, Place(1, 1)),
                     (TOP1, Place(0, 1))],
-            key_groups={"count": initial_key_groups(128, 2)}, positions=[], losses=0)], [1]))]
+            key_groups={"count": initial_key_groups(128, 2)}, positions=[], losses=0)], [(1, 1)],
+            generations=[(1, 2)]))]
     assert story.status() == "starting"
 
 
@@ -91,6 +93,8 @@ def test_the_number_of_ackers_is_that_of_the_workers_unless_the_config_says_othe
     assert ackers_for(graph(), 4) == 0
     tracked = graph(**{"topology.guarantee": "at-least-once"})
     assert ackers_for(tracked, 4) == 4
+    assert ackers_for(tracked, 1000) == 5, "one for each task"
+    assert ackers_for(replace(tracked, config={**tracked.config, "topology.workers": 3}), 1000) == 3
     assert ackers_for(replace(tracked, config={"topology.acker.executors": 7}), 4) == 7
     assert ackers_for(replace(tracked, config={"topology.acker.executors": 0}), 4) == 0
 
@@ -320,8 +324,8 @@ def test_kill_lets_what_is_in_flight_finish() -> None:
     assert said(commands) == ["spouts stop; up to 10 s for tuples in flight"]
     assert not last(commands).topologies[0].active
     assert story.report(0) == story.report(0) == story.report(1, in_flight=5) == story.report(1) == []
-    assert story.report(1) == [Say("drained", "words"), distribute(Assignment(5 + 1, [address(0, 1), address(1, 2)])),
-                               Ended("words")]
+    assert story.report(1) == [Say("drained", "words"), distribute(
+        Assignment(5 + 1, [address(0, 1), address(1, 2)], generations=[(1, 2)])), Ended("words")]
 
 
 def test_reports_from_before_the_kill_do_not_count() -> None:

@@ -37,3 +37,28 @@ def test_a_cluster_survives_the_wire_and_pickle() -> None:
 def test_an_invalid_cluster_is_refused(nodes: tuple[Node, ...], slots: tuple[Slot, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Cluster(nodes, slots)
+
+
+def test_links_cost_the_same_in_both_directions_and_1_without_an_entry() -> None:
+    linked = Cluster((N1, N2, Node("n3", 1, 1.0, 1)), (), {("n2", "n1"): 0.25})
+    assert linked.links == {("n1", "n2"): 0.25}
+    assert (linked.link_cost("n1", "n2"), linked.link_cost("n2", "n1")) == (0.25, 0.25)
+    assert (linked.link_cost("n1", "n3"), linked.link_cost("n1", "n1")) == (1.0, 0.0)
+    assert Cluster.from_json(linked.to_json()) == linked
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(linked), type=Cluster)
+    assert arrived == linked and hash(arrived) == hash(linked)
+
+
+def test_a_cluster_written_before_there_were_links_is_read() -> None:
+    written = CLUSTER.to_json()
+    del written["links"]
+    assert Cluster.from_json(written) == CLUSTER
+
+
+@pytest.mark.parametrize(("links", "message"), [
+    ({("n1", "n1"): 1.0}, "a link joins two nodes"), ({("n1", "n2"): -1.0}, "at least 0"),
+    ({("n1", "n2"): float("nan")}, "a finite number"), ({("n1", "n2"): 1.0, ("n2", "n1"): 2.0}, "two costs, 1 and 2"),
+])
+def test_impossible_links_are_refused(links: dict[tuple[str, str], float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Cluster((N1, N2), (), links)

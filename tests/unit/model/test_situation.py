@@ -24,11 +24,11 @@ from support.examples import examples
 
 GRAPH = graph_of(WordCount, "words")
 SLOTS = (Slot("n0", "e0", 0), Slot("n1", "e1", 5))
-CLUSTER = Cluster((Node("n0", 2, 2400.0, 4096), Node("n1", 4, 1000.5, 1)), SLOTS)
+CLUSTER = Cluster((Node("n0", 2, 2400.0, 4096), Node("n1", 4, 1000.5, 1)), SLOTS, {("n0", "n1"): 2.5})
 TASKS = GRAPH.tasks()
 LOAD = Load(10.0, {TASKS[0]: TaskLoad(emitted=2**40, cpu_mhz=0.1, complete_latency_ms=Latency(1.0, 2.5)),
                    TASKS[1]: TaskLoad(executed=7, queue_length=3, queue_floor=2, memory_mb=12.25)},
-            {(TASKS[0], TASKS[1]): 0.1}, (TASKS[1],))
+            {(TASKS[0], TASKS[1]): 0.1}, (TASKS[1],), traffic_bytes={(TASKS[0], TASKS[1]): 12.5})
 PLAN = next_plan(GRAPH, None, {task: SLOTS[number % 2].number for number, task in enumerate(TASKS)})
 SITUATION = Situation((GRAPH,), CLUSTER, {"words": LOAD, "other": Load()}, {"words": PLAN, "other": Plan(1, {})})
 

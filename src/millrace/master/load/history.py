@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -20,21 +19,18 @@ from typing import Any
 from sqlalchemy import (
     URL,
     Connection,
-    Engine,
     Table,
-    create_engine,
     delete,
-    event,
     exc,
     func,
     insert,
-    make_url,
     select,
     update,
 )
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from millrace.errors import BadParameter, MillraceError, StoreUnreachable
+from millrace.master.load.history_database import concerns_the_data, engine_for, parsed, secrets_in_query, shown_url
 from millrace.master.load.history_tables import (
     OF_WINDOW,
     SCHEMA_VERSION,
@@ -46,9 +42,11 @@ from millrace.master.load.history_tables import (
     decisions,
     elastic_decisions,
     insert_window,
+    loads,
     migrations,
     read_windows,
     record_values,
+    scheduler_choices,
     schema,
     windows,
 )
@@ -61,18 +59,41 @@ WINDOWS_WAITING = 100  # maximum of windows that wait for the database
 ROWS_WAITING = 1_000_000  # and of rows in them, since windows of a large topology are large
 PRUNE_SECONDS = 60.0  # between two searches for outdated rows
 RETRY_SECONDS = (0.1, 5.0)  # pause after a failure: doubled from the first value up to the second
-CONNECT_SECONDS = 5
-SILENT_SECONDS = 30  # after which a server that does not answer counts as unreachable
-SQLITE_LOCK_SECONDS = 10  # maximum wait for another master's transaction
 CLOSE_SECONDS = 5.0
 WINDOWS_AT_A_TIME = 50  # when reading
-INSTALL_POSTGRES = "pip install millrace[postgres]"
 SCHEMA_LOCK = 0x6D696C6C  # PostgreSQL advisory lock held while tables are created
 
 
 def default_history_url() -> str:
     """A SQLite file in the user's state home."""
     return URL.create("sqlite", database=str(state_home() / "history.db")).render_as_string()
+
+
+def recorded_windows(where: str, cluster: str | None = None) -> list[PastWindow]:
+    """All windows of a cluster in a history that some master has written, oldest first. `where`: a SQLite file, or a url. The
+    name of the cluster may be left out if there is only one. Changes nothing."""
+    url = parsed(where if "://" in where else URL.create("sqlite", database=str(Path(where).absolute())).render_as_string())
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        raise StoreUnreachable(f"there is no history in {url.database}: name the file that a run wrote, with "
+                               "`--set history.url=sqlite:////absolute/path/history.db`")
+    engine = engine_for(url)
+    try:
+        with engine.connect() as connection:
+            names = list(connection.scalars(select(windows.c.cluster).distinct().order_by(windows.c.cluster)))
+            if cluster not in names and (cluster is not None or len(names) != 1):
+                missing = f"no windows of cluster {cluster!r}" if cluster else "not exactly one cluster"
+                raise BadParameter(f"the history in {shown_url(url)} has {missing}: name one of its clusters with --cluster. "
+                                   f"It has {', '.join(names) or 'none'}")
+            rows = connection.execute(select(windows).where(windows.c.cluster == (cluster or names[0]))
+                                      .order_by(windows.c.at, windows.c.id)).all()
+            return [past for start in range(0, len(rows), WINDOWS_AT_A_TIME)
+                    for past in read_windows(connection, rows[start:start + WINDOWS_AT_A_TIME], None)]
+    except exc.SQLAlchemyError as error:
+        line = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+        raise StoreUnreachable(f"the history in {shown_url(url)} cannot be read: {line}. Name a history that this version of "
+                               "Millrace has written") from None
+    finally:
+        engine.dispose()
 
 
 class History:
@@ -87,14 +108,14 @@ class History:
         if not retention_seconds > 0:
             raise BadParameter(f"the history's retention is {retention_seconds!r} seconds: it must be above 0")
         self._cluster, self._retention, self._clock = cluster, float(retention_seconds), clock
-        self._url = _parsed(url)
-        self._engine = _engine_for(self._url)
+        self._url = parsed(url)
+        self._engine = engine_for(self._url)
         self._writes = self._engine.execution_options(writes=True)
         self._changed = threading.Condition()  # guards all fields below
         self._waiting: deque[WindowSample] = deque()
         self._rows_waiting = 0
         self._decisions: dict[int, dict[str, Any]] = {}
-        self._records: dict[Table, dict[int, dict[str, Any]]] = {migrations: {}, elastic_decisions: {}}
+        self._records: dict[Table, dict[int, dict[str, Any]]] = {migrations: {}, elastic_decisions: {}, scheduler_choices: {}}
         self._prune_as_of: float | None = None
         self._next_prune = time.monotonic() + PRUNE_SECONDS
         self._working = self._closing = False
@@ -136,6 +157,10 @@ class History:
         """Store a decision of an elastic loop under its `number`, or replace the one with it. Never dropped."""
         self._record(elastic_decisions, row["number"], row)
 
+    def record_choice(self, choice: Mapping[str, Any]) -> None:
+        """Store the scheduler in use with its settings, in place of the last one. Never dropped, and kept."""
+        self._record(scheduler_choices, 0, {"at": self._clock(), "topology": "", **choice})
+
     def _record(self, table: Table, number: int, row: Mapping[str, Any]) -> None:
         with self._changed:
             if self._closing:
@@ -152,7 +177,7 @@ class History:
 
     def status(self) -> dict[str, Any]:
         with self._changed:
-            return {"url": _shown(self._url), "cluster": self._cluster, "connected": self._connected,
+            return {"url": shown_url(self._url), "cluster": self._cluster, "connected": self._connected,
                     "windows_written": self._written, "windows_dropped": self._dropped,
                     "windows_waiting": len(self._waiting), "decisions_waiting": len(self._decisions),
                     "errors": self._errors, "last_error": self._last_error}
@@ -174,7 +199,7 @@ class History:
             left = len(self._waiting), len(self._decisions), *map(len, self._records.values())
         if any(left):
             log.warning("the history in %s was closed with %d windows, %d decisions, %d migrations and %d elastic decisions "
-                        "not written; last error: %s", _shown(self._url), *left, self._last_error)
+                        "not written; last error: %s", shown_url(self._url), *left[:4], self._last_error)
         self._engine.dispose()
 
     def decisions(self, limit: int) -> list[dict[str, Any]]:
@@ -191,6 +216,18 @@ class History:
     def elastic_decisions(self, limit: int) -> list[dict[str, Any]]:
         """The newest decisions of elastic loops of this cluster, newest first."""
         return self._newest(elastic_decisions, limit)
+
+    def choice(self) -> dict[str, Any] | None:
+        """The scheduler that the last master of this cluster used, with its settings."""
+        return next(iter(self._newest(scheduler_choices, 1)), None)
+
+    def newest_windows(self, topology: str, limit: int) -> list[PastWindow]:
+        """The newest windows of a topology, oldest first."""
+        query = (select(windows).join(loads, loads.c.window_id == windows.c.id)
+                 .where(windows.c.cluster == self._cluster, loads.c.topology == topology)
+                 .order_by(windows.c.at.desc(), windows.c.id.desc()).limit(limit))
+        with self._reading() as connection:
+            return read_windows(connection, reversed(connection.execute(query).all()), topology)
 
     def _newest(self, table: Table, limit: int) -> list[dict[str, Any]]:
         query = (select(table.c.record).where(table.c.cluster == self._cluster).order_by(table.c.number.desc()).limit(limit))
@@ -252,7 +289,7 @@ class History:
             return False
         with self._changed:
             if not self._connected:
-                log.info("the history's database %s answers again", _shown(self._url))
+                log.info("the history's database %s answers again", shown_url(self._url))
             self._connected = True
         jobs = (self._write_decisions, self._write_records, self._write_window, self._prune_some)
         return all([self._connected and self._attempt(job) for job in jobs])
@@ -264,10 +301,10 @@ class History:
             text = self._describe(error)
             with self._changed:
                 if self._connected:  # otherwise it is reported already
-                    log.warning("writing the history to %s failed: %s", _shown(self._url), text)
+                    log.warning("writing the history to %s failed: %s", shown_url(self._url), text)
                 self._errors += 1
                 self._last_error = text
-                self._connected = self._connected and _is_about_the_data(error)
+                self._connected = self._connected and concerns_the_data(error)
             return False
         return True
 
@@ -288,7 +325,7 @@ class History:
                 with self._writes.begin() as connection:
                     self._put(connection, table, number, values)
             except Exception as error:
-                if not _is_about_the_data(error):
+                if not concerns_the_data(error):
                     raise
                 refused = error
                 continue
@@ -318,7 +355,7 @@ class History:
                 insert_window(connection, self._cluster, sample)
         except Exception as error:
             with self._changed:
-                if _is_about_the_data(error):  # it would fail again and hold up the others
+                if concerns_the_data(error):  # it would fail again and hold up the others
                     self._dropped += 1
                 else:
                     self._waiting.appendleft(sample)
@@ -349,7 +386,7 @@ class History:
                     connection.execute(delete(table).where(table.c.window_id == oldest))
                 connection.execute(delete(windows).where(windows.c.id == oldest))
                 return
-            for table in (decisions, *self._records):
+            for table in (decisions, migrations, elastic_decisions):
                 kept = select(clusters.c.retention_seconds).where(clusters.c.cluster == table.c.cluster).scalar_subquery()
                 connection.execute(delete(table).where(table.c.at < now - kept))
         with self._changed:
@@ -400,7 +437,7 @@ class History:
             connection.execute(insert(schema).values(version=SCHEMA_VERSION))
             return SCHEMA_VERSION
         if version > SCHEMA_VERSION:
-            raise MillraceError(f"the history in {_shown(self._url)} has tables of version {version}, and this Millrace "
+            raise MillraceError(f"the history in {shown_url(self._url)} has tables of version {version}, and this Millrace "
                                 f"supports up to version {SCHEMA_VERSION}: update Millrace, or name another database")
         return version
 
@@ -409,86 +446,15 @@ class History:
             advice = "Check that its directory can be written to, or name another file"
         else:
             advice = "Check that the server runs there and accepts this user, or name another database"
-        return StoreUnreachable(f"the history's database {_shown(self._url)} {what}: {self._describe(error)}. {advice}")
+        return StoreUnreachable(f"the history's database {shown_url(self._url)} {what}: {self._describe(error)}. {advice}")
 
     def _describe(self, error: Exception) -> str:
         """The error in one line, without the SQL statement, and without the password in case the driver repeats it."""
         cause = getattr(error, "orig", None) or error
         line = " ".join(str(cause).split())[:500]
-        for secret in filter(None, (self._url.password, *_secrets_in_query(self._url))):
+        for secret in filter(None, (self._url.password, *secrets_in_query(self._url))):
             line = line.replace(str(secret), "***")
         return f"{type(cause).__name__}: {line}"
-
-
-# -- urls and engines -----------------------------------------------------------------------------------------------------
-
-
-def _parsed(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except (exc.ArgumentError, ValueError):  # their messages may contain the url, and so the password
-        raise BadParameter("the history's url is not valid: write sqlite:////absolute/path/history.db or "
-                           "postgresql+psycopg://user:password@host/database") from None
-    backend = parsed.get_backend_name()
-    if backend not in ("sqlite", "postgresql"):
-        raise BadParameter(f"the history cannot be kept in {backend!r}: write sqlite:////absolute/path/history.db or "
-                           "postgresql+psycopg://user:password@host/database")
-    if backend == "sqlite" and (not parsed.database or parsed.database.startswith((":memory:", "file:"))):
-        raise BadParameter(f"the history outlives the master, and {_shown(parsed)!r} does not name a file: write "
-                           "sqlite:////absolute/path/history.db")
-    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
-
-
-def _secrets_in_query(url: URL) -> list[str]:
-    return [str(value) for name, value in url.query.items() if "password" in name.lower()]
-
-
-def _shown(url: URL) -> str:
-    """The url without any password."""
-    hidden = [name for name in url.query if "password" in name.lower()]
-    return url.difference_update_query(hidden).render_as_string(hide_password=True)
-
-
-def _engine_for(url: URL) -> Engine:
-    arguments: dict[str, Any] = {}
-    if url.get_backend_name() == "sqlite":
-        arguments = {"timeout": SQLITE_LOCK_SECONDS}
-    elif url.get_driver_name() in ("psycopg", "psycopg2"):  # a host that vanished must not block the writer forever
-        limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": SILENT_SECONDS * 1000,
-                  "keepalives_idle": SILENT_SECONDS, "application_name": "millrace"}
-        arguments = {name: value for name, value in limits.items() if name not in url.query}
-    try:
-        engine = create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=arguments)
-    except ModuleNotFoundError as error:
-        raise MillraceError(f"the history's database {_shown(url)} needs the Python package {error.name!r}, which is not "
-                            f"installed: {INSTALL_POSTGRES}") from error
-    except exc.NoSuchModuleError:
-        raise BadParameter(f"SQLAlchemy knows no driver {url.drivername!r}: write sqlite:////absolute/path/history.db or "
-                           "postgresql+psycopg://user:password@host/database") from None
-    if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _sqlite_connected)
-        event.listen(engine, "begin", _sqlite_begin)
-    return engine
-
-
-def _sqlite_connected(connection: sqlite3.Connection, record: Any) -> None:
-    connection.isolation_level = None  # the driver would begin transactions late, and none before a CREATE
-    with contextlib.suppress(sqlite3.OperationalError):  # locked: another master is switching it on
-        connection.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not block each other
-    connection.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last windows, never the file
-
-
-def _sqlite_begin(connection: Connection) -> None:
-    # A transaction that reads first and writes later is refused if another wrote in between: take the lock at the start.
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _is_about_the_data(error: Exception) -> bool:
-    """True if a healthy database would refuse the same rows again."""
-    if isinstance(error, exc.DBAPIError):
-        return isinstance(error, exc.DataError | exc.IntegrityError)
-    return isinstance(error, exc.StatementError) or not isinstance(error, exc.SQLAlchemyError | MillraceError | OSError)
 
 
 def _size(sample: WindowSample) -> int:

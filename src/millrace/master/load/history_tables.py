@@ -39,13 +39,16 @@ from millrace.model.load import Latency, Load, TaskLoad
 from millrace.model.prediction import Prediction, StationPrediction
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 
-SCHEMA_VERSION = 3  # 2: what sources offered, lags, time without credit, means of latencies; 3: predicted latencies
+# 2: what sources offered, lags, time without credit, means of latencies; 3: predicted latencies; 4: bytes, other processes;
+# 5: estimates
+SCHEMA_VERSION = 5
 
 TABLES = MetaData()
 LATENCIES = ("execute", "process", "complete")
 LATENCY_FIGURES = ("p50", "p99", "mean")
 TASK_NUMBERS = ("emitted", "transferred", "executed", "acked", "failed", "queue_length", "queue_floor", "offered")
 TASK_MEASURES = ("cpu_seconds", "busy_seconds", "blocked_seconds", "cpu_mhz", "memory_mb")
+ESTIMATED = ("cpu_mhz", "memory_mb", "busy_seconds")  # smoothed, as schedulers see them
 DECISION_TEXTS = ("scheduler", "trigger", "outcome", "reason")
 DECISION_VALUES = ("parameters", "moved", "expected", "came_of", "times")
 
@@ -77,14 +80,17 @@ loads = _of_window("loads", _key("topology"), Column("seconds", Double), Column(
 task_loads = _of_window(
     "task_loads", _key("topology"), _key("component"), _key("task", Integer), Column("slot", Integer),
     Column("settling", Boolean), *(Column(name, BigInteger) for name in (*TASK_NUMBERS, "lag")), *_measures(*TASK_MEASURES),
+    *_measures(*(f"estimated_{name}" for name in ESTIMATED)),
     *_measures(*(f"{name}_latency_{figure}_ms" for name in LATENCIES for figure in LATENCY_FIGURES)))
-traffic = _of_window("traffic", _key("topology"), _key("source"), _key("target"), *_measures("tuples"))
+traffic = _of_window("traffic", _key("topology"), _key("source"), _key("target"),
+                     *_measures("tuples", "bytes", "estimated_tuples"))
 component_loads = _of_window("component_loads", _key("topology"), _key("component"),
                              *_measures("arrival_rate", "true_processing_rate", *PREDICTED))
 worker_loads = _of_window("worker_loads", _key("slot", Integer), Column("node", Text),
                           *_measures("cpu_mhz", "memory_mb", "busy"),
                           Column("queue_length", BigInteger))
-node_loads = _of_window("node_loads", _key("node"), *_measures("cpu_mhz", "capacity_mhz", "memory_mb", "memory_used_mb"))
+node_loads = _of_window("node_loads", _key("node"), *_measures("cpu_mhz", "capacity_mhz", "memory_mb", "memory_used_mb",
+                                                           "others_mhz"))
 decisions = Table(
     "millrace_decisions", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
     *(Column(name, Text) for name in DECISION_TEXTS), *(Column(name, JSON(none_as_null=True)) for name in DECISION_VALUES))
@@ -94,13 +100,16 @@ migrations = Table(
 elastic_decisions = Table(
     "millrace_elastic_decisions", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
     Column("topology", Text), Column("record", JSON(none_as_null=True)))
+scheduler_choices = Table(  # the scheduler with its settings: one row for each cluster
+    "millrace_scheduler_choices", TABLES, _key("cluster"), _key("number", BigInteger), Column("at", Double, nullable=False),
+    Column("topology", Text), Column("record", JSON(none_as_null=True)))
 OF_WINDOW = (loads, task_loads, traffic, component_loads, worker_loads, node_loads)
 
 
 @dataclass(frozen=True, slots=True)
 class PastWindow:
-    """A window read from the database: loads, placements and predicted latencies by topology, workers by slot number, nodes by
-    name."""
+    """A window read from the database: loads, placements, predicted latencies and smoothed loads (only what was stored of them:
+    CPU, memory, busy time and traffic) by topology, workers by slot number, nodes by name."""
 
     at: float
     seconds: float
@@ -109,6 +118,7 @@ class PastWindow:
     workers: Mapping[int, WorkerLoad] = field(default_factory=FrozenMap)
     nodes: Mapping[str, NodeLoad] = field(default_factory=FrozenMap)
     predictions: Mapping[str, Mapping[str, float | None]] = field(default_factory=FrozenMap)
+    estimates: Mapping[str, Load] = field(default_factory=FrozenMap)
 
 
 # -- values to rows -------------------------------------------------------------------------------------------------------
@@ -193,10 +203,13 @@ def _rows(sample: WindowSample) -> Iterator[tuple[Table, Iterable[dict[str, Any]
                        "plan_version": plan.version if plan else None,
                        "offered_rate": _number(prediction.offered_rate) if prediction else None, **_predicted(prediction)}]
         placement = plan.placement if plan else {}
-        yield task_loads, _task_rows(topology, load, placement)
-        names = {task: str(task) for pair in load.traffic for task in pair}
-        yield traffic, ({"topology": topology, "source": names[source], "target": names[target], "tuples": _number(tuples)}
-                        for (source, target), tuples in load.traffic.items())
+        estimate = sample.estimates.get(topology, Load())
+        yield task_loads, _task_rows(topology, load, placement, estimate)
+        pairs = {**load.traffic, **estimate.traffic}
+        names = {task: str(task) for pair in pairs for task in pair}
+        yield traffic, ({"topology": topology, "source": names[pair[0]], "target": names[pair[1]],
+                         "tuples": _number(load.traffic.get(pair, 0.0)), "bytes": _number(load.traffic_bytes.get(pair, 0.0)),
+                         "estimated_tuples": _number(estimate.traffic.get(pair, 0.0))} for pair in pairs)
         yield component_loads, _component_rows(topology, load, prediction)
     yield worker_loads, ({"slot": slot, "node": worker.node, "cpu_mhz": _number(worker.cpu_mhz),
                           "memory_mb": _number(worker.memory_mb), "queue_length": int(worker.queue_length),
@@ -206,7 +219,7 @@ def _rows(sample: WindowSample) -> Iterator[tuple[Table, Iterable[dict[str, Any]
                        for name, node in sample.nodes.items())
 
 
-def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int]) -> Iterator[dict[str, Any]]:
+def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int], estimate: Load) -> Iterator[dict[str, Any]]:
     settling = set(load.settling)
     for task, measured in load.tasks.items():
         row = {"topology": topology, "component": task.component, "task": task.index, "slot": placement.get(task),
@@ -214,6 +227,9 @@ def _task_rows(topology: str, load: Load, placement: Mapping[TaskId, int]) -> It
         row.update((name, int(getattr(measured, name))) for name in TASK_NUMBERS)
         row["lag"] = measured.lag
         row.update((name, _number(getattr(measured, name))) for name in TASK_MEASURES)
+        smoothed = estimate.tasks.get(task)
+        row.update((f"estimated_{name}", None if smoothed is None else _number(getattr(smoothed, name)))
+                   for name in ESTIMATED)
         for name in LATENCIES:
             latency: Latency | None = getattr(measured, f"{name}_latency_ms")
             for figure in LATENCY_FIGURES:
@@ -267,22 +283,37 @@ def read_windows(connection: Connection, window_rows: Iterable[Row[Any]], topolo
         workers=FrozenMap({worker.slot: WorkerLoad(worker.node, worker.cpu_mhz, worker.memory_mb, worker.queue_length,
                                                        worker.busy)
                            for worker in workers[row.id]}),
-        nodes=FrozenMap({node.node: NodeLoad(node.cpu_mhz, node.capacity_mhz, node.memory_mb, node.memory_used_mb)
+        nodes=FrozenMap({node.node: NodeLoad(node.cpu_mhz, node.capacity_mhz, node.memory_mb, node.memory_used_mb,
+                                                node.others_mhz or 0.0)
                          for node in nodes[row.id]}),
         predictions=FrozenMap({head.topology: {name: head._mapping[name] for name in ("offered_rate", *PREDICTED)}
                                for head in heads[row.id] if head.offered_rate is not None}),
+        estimates=FrozenMap({head.topology: _read_estimate(head, tasks[row.id], pairs[row.id]) for head in heads[row.id]}),
     ) for row in window_rows if topology is None or heads[row.id]]
 
 
 def _read_load(head: Row[Any], tasks: Iterable[Row[Any]], pairs: Iterable[Row[Any]]) -> Load:
     task_of = functools.cache(TaskId.parse)  # names occur in many pairs
     task_rows = {TaskId(row.component, row.task): row for row in tasks if row.topology == head.topology}
+    own = [row for row in pairs if row.topology == head.topology]
     return Load(
         window_seconds=head.seconds,
         tasks={task: _read_task(row) for task, row in task_rows.items()},
-        traffic={(task_of(row.source), task_of(row.target)): row.tuples
-                 for row in pairs if row.topology == head.topology},
+        traffic={(task_of(row.source), task_of(row.target)): row.tuples for row in own
+                 if row.tuples or not row.estimated_tuples},  # a pair that was only estimated had no tuples
+        traffic_bytes={(task_of(row.source), task_of(row.target)): row.bytes for row in own if row.bytes},
         settling=tuple(task for task, row in task_rows.items() if row.settling),
+    )
+
+
+def _read_estimate(head: Row[Any], tasks: Iterable[Row[Any]], pairs: Iterable[Row[Any]]) -> Load:
+    task_of = functools.cache(TaskId.parse)
+    return Load(
+        window_seconds=head.seconds,
+        tasks={TaskId(row.component, row.task): TaskLoad(**{name: row._mapping[f"estimated_{name}"] for name in ESTIMATED})
+               for row in tasks if row.topology == head.topology and row.estimated_cpu_mhz is not None},
+        traffic={(task_of(row.source), task_of(row.target)): row.estimated_tuples
+                 for row in pairs if row.topology == head.topology and row.estimated_tuples},
     )
 
 

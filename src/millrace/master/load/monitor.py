@@ -9,22 +9,31 @@ from itertools import zip_longest
 
 from millrace.master.load.observed import TaskObserved, TopologyObserved, percentiles, summed
 from millrace.model.cluster import Cluster
-from millrace.model.graph import ComponentDef, TaskId
+from millrace.model.graph import ACKER, ComponentDef, TaskId
 from millrace.model.load import HeavyKey, Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.runtime.meters import LATENCIES, SECONDS, LatencyHistogram
+from millrace.runtime.wire.messages import Report
 
+PairTraffic = dict[tuple[TaskId, TaskId], float]  # from a task to another
 COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMeters:
-    """CPU and memory use of a worker's process since it started, as last reported."""
+    """A worker's last report: CPU and memory use of its process since it started, the time by the worker's clock, and the CPU
+    use of all processes on its machine; 0 if that is not measured."""
 
     generation: int
     cpu_seconds: float
     memory_mb: float
+    at: float = 0.0
+    machine_cpu_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, report: Report) -> WorkerMeters:
+        return cls(report.generation, report.cpu_seconds, report.memory_mb, report.at, report.machine_cpu_seconds)
 
 
 @dataclass(slots=True)
@@ -37,6 +46,7 @@ class _Mark:
     lag: int
     totals: dict[str, float]
     sent: dict[int, int]
+    sent_bytes: dict[int, int]
     sent_to_groups: dict[str, list[int]]
 
 
@@ -78,33 +88,37 @@ class LoadMonitor:
         """`now` by the master's clock, `at` as unix time."""
         seconds, self.since = max(now - self.since, 1e-9), now
         work: dict[str, dict[TaskId, _Work]] = {}
-        traffic: dict[str, dict[tuple[TaskId, TaskId], float]] = {}
+        traffic: dict[str, PairTraffic] = {}
+        sizes: dict[str, PairTraffic] = {}
         groups: dict[str, dict[str, tuple[float, ...]]] = {}
         heavy: dict[str, dict[str, tuple[HeavyKey, ...]]] = {}
         for name, topology in observed.items():
             placed = plans[name].placement if name in plans else {}
             seen = {task: task_seen for task, task_seen in topology.tasks.items() if task in placed}
-            traffic[name] = self._traffic(name, topology, seen)
+            traffic[name] = self._traffic(name, topology, {task: task_seen.sent() for task, task_seen in seen.items()}, "sent")
+            sizes[name] = self._traffic(name, topology, {task: task_seen.sent_bytes() for task, task_seen in seen.items()},
+                                        "sent_bytes")
             sent = {task: self._groups(name, task, task_seen) for task, task_seen in seen.items()}
             groups[name] = summed(sent.values())
             heavy[name] = _heavy_keys(seen, sent)
-            work[name] = {task: self._work(name, task, task_seen, placed[task], topology.graph.component(task.component))
+            work[name] = {task: self._work(name, task, task_seen, placed[task], _component(topology, task))
                           for task, task_seen in seen.items()}
             for spout in topology.graph.spouts:
                 _cut([done for task, done in work[name].items() if task.component == spout.name],
                      self._lag_given_away(name, spout))
         used = self._used(workers, seconds)
         totals = _totals(work)
-        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), key_groups=groups[name],
-                               heavy_keys=heavy[name]) for name, tasks in work.items()}
+        loads = {name: replace(self._load(seconds, tasks, traffic[name], totals, used, cluster), traffic_bytes=sizes[name],
+                               key_groups=groups[name], heavy_keys=heavy[name]) for name, tasks in work.items()}
         return WindowSample(at, seconds, loads, plans, *self._machines(totals, used, seconds, cluster))
 
-    def _traffic(self, name: str, topology: TopologyObserved,
-                 seen: Mapping[TaskId, TaskObserved]) -> dict[tuple[TaskId, TaskId], float]:
-        traffic: dict[tuple[TaskId, TaskId], float] = {}
-        for task, observed in seen.items():
-            before = self._marks[name, task].sent if (name, task) in self._marks else {}
-            for number, count in observed.sent().items():
+    def _traffic(self, name: str, topology: TopologyObserved, sent: Mapping[TaskId, Mapping[int, int]],
+                 marked: str) -> PairTraffic:
+        """Growth of what each task has sent since the last window. `marked`: the name of this in a mark."""
+        traffic: PairTraffic = {}
+        for task, counts in sent.items():
+            before = getattr(self._marks[name, task], marked) if (name, task) in self._marks else {}
+            for number, count in counts.items():
                 if count > before.get(number, 0):
                     traffic[task, topology.task(number)] = count - before.get(number, 0)
         return traffic
@@ -115,17 +129,19 @@ class LoadMonitor:
         return {component: [max(now - old, 0) for now, old in zip_longest(counts, before.get(component, ()), fillvalue=0)]
                 for component, counts in observed.sent_to_groups().items()}
 
-    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, component: ComponentDef) -> _Work:
-        queue = observed.queue_length if component.kind == "bolt" else 0  # a spout has no inbox: it reports tuples in flight
+    def _work(self, name: str, task: TaskId, observed: TaskObserved, slot: int, component: ComponentDef | None) -> _Work:
+        """`component`: None for an acker, which is measured like a bolt."""
+        spout = component if component is not None and component.kind == "spout" else None
+        queue = observed.queue_length if spout is None else 0  # a spout has no inbox: it reports tuples in flight
         before = self._marks.get((name, task))
         totals = {key: observed.total(key) for key in COUNTED + SECONDS}
         offered = observed.offered()
-        begins_empty = bool(component.splits) and before is None and self._measures(name, component.name)
+        begins_empty = spout is not None and spout.splits and before is None and self._measures(name, spout.name)
         self._marks[name, task] = _Mark(observed.incarnation, queue, offered, observed.lag or 0, totals, observed.sent(),
-                                        observed.sent_to_groups())
+                                        observed.sent_bytes(), observed.sent_to_groups())
         counts = {key: total - (before.totals[key] if before else 0) for key, total in totals.items()}
         floor = min(queue, before.queue_length if before else 0)
-        if component.kind == "bolt":
+        if spout is None:
             fresh = 0.0
         elif offered is not None and before is not None and before.offered is not None:
             fresh = offered - before.offered
@@ -133,7 +149,8 @@ class LoadMonitor:
             fresh = offered + (observed.first_lag or 0)
         else:
             fresh = counts["emitted"]
-        return _Work(observed.slot, counts, queue, floor, fresh, observed.lag, observed.end_window(), component.blocking,
+        return _Work(observed.slot, counts, queue, floor, fresh, observed.lag, observed.end_window(),
+                     component is not None and component.blocking,
                      before is not None and before.incarnation == observed.incarnation and observed.slot == slot)
 
     def _measures(self, name: str, component: str) -> bool:
@@ -164,8 +181,8 @@ class LoadMonitor:
         self._workers = dict(workers)
         return used
 
-    def _load(self, seconds: float, tasks: Mapping[TaskId, _Work], traffic: Mapping[tuple[TaskId, TaskId], float],
-              totals: Mapping[int, _WorkerTotals], used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
+    def _load(self, seconds: float, tasks: Mapping[TaskId, _Work], traffic: PairTraffic, totals: Mapping[int, _WorkerTotals],
+              used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
         """Share out each worker's CPU in proportion to the tasks' thread time, so that its overhead (sockets, encoding, the
         loop) is included, and its memory in proportion to their tuples."""
         alive = {slot.number for slot in cluster.slots}
@@ -192,13 +209,18 @@ class LoadMonitor:
             workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, total.queue_length, total.busy / seconds)
             by_node[slot.node].append(workers[slot.number])
         return workers, {node.name: NodeLoad(sum(worker.cpu_mhz for worker in by_node[node.name]), node.capacity_mhz,
-                                             node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]))
+                                             node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]),
+                                             node.others_mhz)
                          for node in cluster.nodes}
 
     def forget(self, topology: str) -> None:
         """Forget a topology that has ended."""
         for key in [key for key in self._marks if key[0] == topology]:
             del self._marks[key]
+
+
+def _component(topology: TopologyObserved, task: TaskId) -> ComponentDef | None:
+    return topology.graph.component(task.component) if task.component != ACKER else None
 
 
 def _cut(tasks: Sequence[_Work], given_away: float) -> None:

@@ -34,6 +34,8 @@ class TaskObserved:
     before: dict[str, float] = field(default_factory=dict)
     traffic: dict[int, int] = field(default_factory=dict)
     traffic_before: dict[int, int] = field(default_factory=dict)
+    traffic_bytes: dict[int, int] = field(default_factory=dict)
+    bytes_before: dict[int, int] = field(default_factory=dict)
     groups: dict[str, list[int]] = field(default_factory=dict)  # tuples sent to each key group, by component
     heavy_keys: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)  # (key, key group, share), by component
     groups_before: dict[str, list[int]] = field(default_factory=dict)
@@ -46,8 +48,8 @@ class TaskObserved:
             return  # from the task's previous worker, which did not have the new plan yet
         if report["incarnation"] != self.incarnation:
             self.before = {name: self.total(name) for name in TOTALS}
-            self.traffic_before, self.groups_before = self.sent(), self.sent_to_groups()
-            self.current, self.traffic, self.groups = {}, {}, {}
+            self.traffic_before, self.bytes_before, self.groups_before = self.sent(), self.sent_bytes(), self.sent_to_groups()
+            self.current, self.traffic, self.traffic_bytes, self.groups = {}, {}, {}, {}
             self.incarnation = report["incarnation"]
         self.slot, self.at, self.queue_length = slot, at, report["queue_length"]
         self.current = {name: report[name] for name in TOTALS}
@@ -57,6 +59,7 @@ class TaskObserved:
         else:
             self.lag = None
         self.traffic = {int(number): count for number, count in report["traffic"].items()}
+        self.traffic_bytes = {int(number): size for number, size in report.get("traffic_bytes", {}).items()}
         self.groups = report.get("key_groups", {})
         self.heavy_keys = report.get("heavy_keys", {})
         for name in LATENCIES:
@@ -84,8 +87,11 @@ class TaskObserved:
         return merged
 
     def sent(self) -> dict[int, int]:
-        numbers = self.traffic.keys() | self.traffic_before.keys()
-        return {number: self.traffic.get(number, 0) + self.traffic_before.get(number, 0) for number in numbers}
+        """Tuples that this task has sent to each task, by number."""
+        return _added(self.traffic, self.traffic_before)
+
+    def sent_bytes(self) -> dict[int, int]:
+        return _added(self.traffic_bytes, self.bytes_before)
 
     def sent_to_groups(self) -> dict[str, list[int]]:
         """Component -> tuples that this task has sent to each of its key groups."""
@@ -147,8 +153,15 @@ class TopologyObserved:
         tasks = {task: _task_load(observed, task.component in spouts) for task, observed in self.tasks.items()}
         traffic = {(task, self.task(number)): count
                    for task, observed in self.tasks.items() for number, count in observed.sent().items() if count}
+        sizes = {(task, self.task(number)): size
+                 for task, observed in self.tasks.items() for number, size in observed.sent_bytes().items() if size}
         groups = summed(observed.sent_to_groups() for observed in self.tasks.values())
-        return Load(window_seconds=max(now - self.since, 1e-9), tasks=tasks, traffic=traffic, key_groups=groups)
+        return Load(window_seconds=max(now - self.since, 1e-9), tasks=tasks, traffic=traffic, traffic_bytes=sizes,
+                    key_groups=groups)
+
+
+def _added(counts: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:
+    return {number: counts.get(number, 0) + before.get(number, 0) for number in counts.keys() | before.keys()}
 
 
 def summed(counts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, tuple[float, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from millrace.control.assignment import Stamp
 from millrace.control.events import Distribute, Say
 from millrace.errors import MillraceError, NotTheAuthor
+from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.plans.publisher import PlanPublisher
 from millrace.master.state_view import MasterView
 from millrace.runtime.wire import messages as wire
@@ -36,8 +38,8 @@ class PlanDistribution:
     """Called on the master's thread, except for the publisher's callback."""
 
     def __init__(self, coordination: str, cluster: str, secret: bytes, state: MasterView, agents: Agents,
-                 port: DistributionPort) -> None:
-        self._state, self._agents, self._port = state, agents, port
+                 port: DistributionPort, links: ClusterLinks) -> None:
+        self._state, self._agents, self._port, self._links = state, agents, port, links
         self.publisher = PlanPublisher(coordination, cluster, secret, self._failed)
 
     def distribute(self, command: Distribute) -> None:
@@ -48,7 +50,15 @@ class PlanDistribution:
             self._agents.send_to_agent(slot, self._agency(node, slot, stamp, parts.get(node, b"")))
 
     def answer(self, node: str, fetch: wire.Fetch) -> wire.Agency:
-        """Tell a worker whether it is its node's agent and, if so, send it a plan newer than the one it has."""
+        """Tell a worker whether it is its node's agent and, if so, send it a plan newer than the one it has, and the node to
+        which it measures the link now."""
+        self._links.take(node, fetch.links)
+        agency = self._answer(node, fetch)
+        if agency.agent:
+            agency.target, agency.endpoints = self._links.to_measure(node, time.monotonic())
+        return agency
+
+    def _answer(self, node: str, fetch: wire.Fetch) -> wire.Agency:
         is_agent = self._state.agents.get(node) == fetch.slot
         plan = self.publisher.store.read(node) if self.publisher.embedded and is_agent else None
         if plan is not None and plan[0] > Stamp(fetch.author, fetch.revision):

@@ -179,7 +179,7 @@ def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, 
 
     def choose(request: MasterRequest) -> Future[dict[str, Any]]:
         return scheduling.choose(request["name"], request["parameters"], request["policy"], request.get("estimator"),
-                                 request.get("estimator_parameters"))
+                                 request.get("estimator_parameters"), bool(request.get("enact")))
 
     return {"plan": lambda request: plans_of(state),
             "load": lambda request: load_of(state, scheduling, request.get("topology")),

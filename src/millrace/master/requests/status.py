@@ -115,7 +115,7 @@ def warnings_of(master: Overview) -> list[str]:
     waiting = [f"{name}: its spouts wait, because {topology.failed_waves} waves in a row have failed: {topology.troubled}"
                for name, topology in master.state.topologies.items() if topology.spouts_wait]
     return [*filter(None, [master.store_alarm, master.capacity.warning]), *waiting, *master.scheduling.hot_groups.warnings(),
-            *calls]
+            *master.scheduling.overloads.warnings(), *calls]
 
 
 def topology_status(state: TopologyState, observed: TopologyObserved, batches: BatchLog | None) -> dict[str, Any]:
@@ -168,6 +168,7 @@ def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None)
     return {
         "window_seconds": scheduling.window_seconds,
         "workers": {slot: msgspec.to_builtins(load) for slot, load in sample.workers.items()} if sample else {},
+        "links": scheduling.links.to_json(),
         "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
         "topologies": {name: {**_estimate(state.topologies[name].graph, scheduling.load[name]),
                               "prediction": _prediction(scheduling.elastic.predictions.get(name))}

@@ -11,36 +11,46 @@ schedule generator says so, and enacts plans that are accepted.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD, MIGRATION_STABLE, MIGRATION_WATCH
-from millrace.control.events import Event, Replanned, Say
+from millrace.control.events import ClusterMeasured, Event, LoadEstimated, Replanned, Say, SchedulerChosen
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
+from millrace.control.scheduling.bottlenecks import Bottlenecks
 from millrace.control.scheduling.hot_groups import HotGroups
-from millrace.control.scheduling.load_smoothing import Estimator, EstimatorParameters, make_estimator
+from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
+from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
+from millrace.control.workers import machine_of
 from millrace.elastic.elastic_loop import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
+from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.load.history import History, default_history_url
+from millrace.master.load.history_tables import PastWindow
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
+from millrace.master.load.other_processes import OtherProcesses
 from millrace.master.scheduling.elastic import Elasticity
+from millrace.master.scheduling.estimates import LoadEstimates
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
 from millrace.master.state_view import MasterView
+from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import CannotPlace, NewPlan
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
@@ -51,15 +61,15 @@ KEEP_NOTHING = "none"
 DECISIONS_REMEMBERED = 20  # by earlier masters of the same cluster
 MIGRATIONS_REMEMBERED = 100
 CHECK_SECONDS = 30.0  # to import and construct a user's scheduler
+ELASTIC_WINDOWS = 10  # for which a bottleneck lasts that elasticity should have relieved
+OF_CHOICE = ("period", "weighs_itself", "cool_down", "packing")
 NOTHING_CHOSEN = Choice(OFF, {}, PERIOD_SECONDS)
 
 
 class Process(Protocol):
     """A process that reports for a slot: a worker, or a Spark executor."""
 
-    generation: int
-    cpu_seconds: float
-    memory_mb: float
+    meters: WorkerMeters | None
 
 
 class SchedulingPort(Protocol):
@@ -95,9 +105,10 @@ class SchedulingLoop:
         self._history_url: str | None = HISTORY.of(settings)
         self._retention: float = HISTORY_RETENTION.of(settings) * 3600
         self._history: History | None = None
-        self._monitor = LoadMonitor(time.monotonic())
-        self._estimator = ("ewma", make_estimator("ewma"))
-        self._estimators: dict[str, Estimator] = {}
+        self._first = time.monotonic()  # when the first window began
+        self._monitor, self._others, self.links = LoadMonitor(self._first), OtherProcesses(), ClusterLinks(settings)
+        self._estimates = LoadEstimates(port.say)
+        self._named = False  # a scheduler has been chosen
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
         self.asking = False  # the scheduler has not answered yet
@@ -108,6 +119,8 @@ class SchedulingLoop:
         self.load: dict[str, Load] = {}  # estimates, by topology
         self.elastic = Elasticity(port, self._record_elastic)
         self.hot_groups = HotGroups()
+        self.bottlenecks = Bottlenecks()
+        self.overloads = OverloadWarnings()
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
             self._open_history()  # named by the user: if it cannot be reached, the master must not start
@@ -116,56 +129,77 @@ class SchedulingLoop:
 
     @property
     def window_seconds(self) -> float:
-        """Length of a load window, at most the scheduler's period and that of elastic loops: they need a fresh load each
-        time."""
-        periods = [self._window_seconds]
-        if self.generator.choice.name != OFF:
-            periods.append(self.generator.period)
+        """Length of a load window: a whole part of the scheduler's period and of that of elastic loops, so that they have a
+        fresh load each time, on time."""
+        periods = [self.generator.period] if self.generator.choice.name != OFF else []
         if self.elastic.window_seconds is not None:
             periods.append(self.elastic.window_seconds)
-        return min(periods)
+        longest = self.generator.policy.load_period or self._window_seconds
+        shortest = min(periods, default=longest)
+        return shortest / math.ceil(shortest / longest)
 
     def tick(self, now: float) -> None:
         self._record_migrations(self.migrations.settle(now))
-        if now - self._monitor.since >= self.window_seconds:
+        if now >= self._window_end():
             self.end_window(now)
+
+    def _window_end(self) -> float:
+        """Time at which the window is over. Windows begin at multiples of their length, however late the last one ended."""
+        seconds = self.window_seconds
+        return self._first + math.floor((self._monitor.since - self._first) / seconds + 0.5) * seconds + seconds
 
     def end_window(self, now: float) -> None:
         state = self._port.state
         plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}
-        workers = {slot: WorkerMeters(process.generation, process.cpu_seconds, process.memory_mb)
-                   for slot, process in self._port.processes().items() if process.memory_mb}  # 0 before its first report
+        workers = {slot: process.meters for slot, process in self._port.processes().items() if process.meters is not None}
+        machines = {slot: machine_of(worker) for slot, worker in state.workers.items()}
+        self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), self.links.end_window(state.workers)))
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
-        self.load = self._estimate(sample)
-        self.sample = predicted = self.elastic.predict(sample, self.load)
+        self.load = self._estimates.add(sample.loads)
+        self._port.tell(LoadEstimated(self.load))
+        self.sample = predicted = replace(self.elastic.predict(sample, self.load), estimates=self.load)
         self._record(lambda history: history.record_window(predicted))
         self.elastic.end_window(now, predicted)
-        for warning in self.hot_groups.observe({name: state.topologies[name].graph for name in plans}, sample.loads, plans):
+        graphs = {name: state.topologies[name].graph for name in plans}
+        for warning in self.hot_groups.observe(graphs, sample.loads, plans):
             self._port.say(warning)
-        if self.generator.choice.name == OFF:
-            return
+        self.bottlenecks.add(graphs, sample, state.cluster())
+        self._schedule(now, sample)
+        self._warn_of_overload(sample)
+
+    def _schedule(self, now: float, sample: WindowSample) -> None:
+        """Ask the scheduler, if it is time."""
         situation = self.situation()
+        pressed = bool(self.bottlenecks.lasting())
+        if self.generator.choice.name == OFF or self.asking or not situation.graphs:
+            self.generator.take(sample, situation.cluster, pressed)
+            return
         measured = self.generator.observe(situation)
         if measured is not None:
             self._record_decision(measured)
-        if not self.asking and situation.graphs:
-            trigger = self.generator.due(now, sample, situation.cluster)
-            if trigger is not None:
-                self._ask(situation, trigger)
+        trigger = self.generator.due(now, sample, situation.cluster, pressed)
+        if trigger is not None:
+            self._ask(situation, trigger)
 
-    def _estimate(self, sample: WindowSample) -> dict[str, Load]:
-        try:
-            self._estimators = {name: self._estimators.get(name) or self._estimator[1].fresh() for name in sample.loads}
-            estimates = {name: self._estimators[name].add(load) for name, load in sample.loads.items()}
-            if not all(isinstance(load, Load) for load in estimates.values()):
-                raise TypeError("it must return a Load")
-            return estimates
-        except Exception as error:  # a user's own estimator may raise anything
-            self._port.say(Say(f"estimator {self._estimator[0]} failed ({type(error).__name__}: {error}): loads are used "
-                               "unsmoothed from now on", level="warning"))
-            self._estimator, self._estimators = ("last", make_estimator("last")), {}
-            return dict(sample.loads)
+    def _warn_of_overload(self, sample: WindowSample) -> None:
+        """Report overload that lasts although the scheduler was asked, and its end."""
+        last = self.generator.decisions[-1] if self.generator.decisions else None
+        off = self.generator.choice.name == OFF
+        bottlenecks, places = self.bottlenecks.lasting(), self.generator.overloaded()
+        if (bottlenecks or places) and not off and (last is None or last.outcome == ENACTED or last.scheduler
+                                                    != self.generator.choice.name):
+            return  # it may still be relieved
+        scaled = self.elastic.models()
+        patient = {(each.topology, each.component) for each in self.bottlenecks.lasting(ELASTIC_WINDOWS)}
+        bottlenecks = [each for each in bottlenecks
+                       if each.topology not in scaled or (each.topology, each.component) in patient]
+        state = self._port.state
+        tried = "" if off or last is None else f"Scheduler {last.scheduler} does not relieve it: {last.reason}"
+        relief = Relief({name: topology.graph for name, topology in state.topologies.items()}, dict(sample.plans), sample,
+                        state.cluster(), tried)
+        for news in self.overloads.update(bottlenecks, places, relief):
+            self._port.say(news)
 
     def workers_joined(self) -> None:
         """Ask the scheduler at the end of the window: there are more slots than it knew."""
@@ -174,7 +208,8 @@ class SchedulingLoop:
 
     def forget(self, topology: str) -> None:
         self._monitor.forget(topology)
-        self._estimators.pop(topology, None)
+        self._estimates.forget(topology)
+        self.bottlenecks.forget(topology)
         self.load.pop(topology, None)
         self.elastic.forget(topology)
         self._record_migrations(self.migrations.forget(topology))
@@ -236,12 +271,15 @@ class SchedulingLoop:
             self._port.tell(Replanned(result.plans, based_on, f"{decision.scheduler}: {result.reason}", decision.number,
                                       self.generator.policy.strategy, self.generator.policy.strategy_parameters))
         except MillraceError as error:
-            if not isinstance(error, StalePlan) and not self._under_way(result.plans):
+            passes = isinstance(error, StalePlan) or self._under_way(result.plans)
+            if not passes:
                 self._report_once(f"plans of scheduler {decision.scheduler} cannot be carried out: {error}. Choose another "
                                   "strategy with `millrace scheduler set --strategy`, or another scheduler", decision)
-            return self.generator.overtaken(decision, str(error))
+            return self.generator.overtaken(decision, str(error), passes)
         self._reported = ""
         self.generator.enacted(decision, time.monotonic())
+        for name in result.plans:
+            self.bottlenecks.forget(name)
         return decision
 
     def _under_way(self, names: Iterable[str]) -> bool:
@@ -267,9 +305,10 @@ class SchedulingLoop:
     # -- requests of users ---------------------------------------------------------------------------------------------
 
     def choose(self, name: str, parameters: dict[str, Any], policy: dict[str, Any],
-               estimator: str | None = None, estimator_parameters: dict[str, Any] | None = None) -> Future[dict[str, Any]]:
+               estimator: str | None = None, estimator_parameters: dict[str, Any] | None = None,
+               enact: bool = False) -> Future[dict[str, Any]]:
         """Use this scheduler from now on; nothing changes if anything about it is wrong. Users' own schedulers are first
-        constructed in another process, so the answer comes later."""
+        constructed in another process, so the answer comes later. `enact`: carry out its next plan whatever that gains."""
         new_policy = self.generator.policy.changed(policy)
         if "strategy" in policy:  # it may have been chosen before a topology came that does not allow it
             self._check_strategy(new_policy.strategy)
@@ -277,45 +316,82 @@ class SchedulingLoop:
             parameters = {**self.generator.choice.parameters, **parameters}
         if name == OFF and parameters:
             raise BadParameter(f"{OFF!r} is not a scheduler and has no parameter {', '.join(map(repr, parameters))}")
-        new_estimator = self._changed_estimator(estimator, estimator_parameters or {})
+        if name == OFF and enact:
+            raise BadParameter(f"{OFF!r} makes no plan that could be carried out: name a scheduler, for example even")
         future: Future[dict[str, Any]] = Future()
 
-        def choose(values: dict[str, Any], period: float, weighs_itself: bool) -> None:
-            if new_estimator is not self._estimator:
-                self._estimator, self._estimators = new_estimator, {}
-            self.generator.set(Choice(name, values, period, weighs_itself), new_policy)
+        def choose(choice: Choice, own_estimator: str, scheduler: Scheduler | None = None) -> None:
+            own = self._estimates.choice.for_scheduler(own_estimator)
+            self._estimates.use(own.changed(estimator, estimator_parameters or {}))
+            self.generator.set(choice, new_policy, enact)
             self._reported = self.unplaced = ""
             self._process.renew()
-            shown = ", ".join(f"{key}={value}" for key, value in values.items())
-            mode = " (dry run)" if new_policy.dry_run else ""
+            shown = ", ".join(f"{key}={value}" for key, value in choice.parameters.items())
+            modes = [*(["dry run"] if new_policy.dry_run else []),
+                     *(["its next plan is carried out whatever it gains"] if enact else [])]
+            mode = f" ({'; '.join(modes)})" if modes else ""
             self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}", cause=PERSON))
+            self._port.tell(SchedulerChosen("" if name == OFF else name, scheduler))
+            self._named = True
+            self._record(lambda history: history.record_choice(self._to_record()))
             future.set_result(self.settings())
 
         if ":" not in name:  # a built-in scheduler, or off
             if name == OFF:
-                choose({}, NOTHING_CHOSEN.period, False)
+                choose(NOTHING_CHOSEN, self._estimates.choice.name)
             else:
                 scheduler = make_scheduler(name, parameters)
-                choose(parameters_of(scheduler), *traits(scheduler))
+                choose(Choice.of(name, scheduler), traits(scheduler).estimator, scheduler)
         else:
             self._try_out(name, parameters, choose, future)
         return future
 
-    def _changed_estimator(self, name: str | None, parameters: dict[str, Any]) -> tuple[str, EstimatorParameters]:
-        """The estimator with these changes; whatever is omitted stays as it is."""
-        current, values = self._estimator[0], parameters_of(self._estimator[1])
-        if not parameters and name in (None, current):
-            return self._estimator
-        name = name or current
-        return name, make_estimator(name, {**values, **parameters} if name == current else parameters)
+    def _to_record(self) -> dict[str, Any]:
+        """The choice as the next master of this cluster finds it in the history."""
+        generator, estimator = self.generator, self._estimates.choice
+        return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
+                "policy": parameters_of(generator.policy), "estimator": estimator.to_json() if estimator.by_user else None}
 
-    def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[dict[str, Any], float, bool], None],
+    def resume(self, graph: TopologyGraph) -> None:
+        """Called when a topology is about to be resumed: continue with the scheduler and the estimates of the last master of
+        this cluster, unless a user has named a scheduler."""
+        self._open_if_wanted()
+        if self._history is None:
+            return
+        with suppress(MillraceError):  # the database does not answer: it starts without them
+            self._recall(graph, self._history.newest_windows(graph.name, WINDOWS_KEPT))
+            last = self._history.choice() if not self._named else None
+            if last is not None and last["scheduler"] != OFF:
+                self._take_over(last)
+
+    def _recall(self, graph: TopologyGraph, past: Sequence[PastWindow]) -> None:
+        loads = [window.loads[graph.name] for window in past if set(window.loads[graph.name].tasks) <= set(graph.tasks())]
+        load = self._estimates.recall(graph.name, loads)
+        if load is not None:
+            self.load[graph.name] = load
+            self._port.tell(LoadEstimated(dict(self.load)))
+            self._port.say(Say(f"its load is known from the last {len(loads)} windows of the run before", graph.name))
+
+    def _take_over(self, last: Mapping[str, Any]) -> None:
+        estimator = last.get("estimator") or {}
+        self._port.say(Say(f"scheduler {last['scheduler']} was in use when this cluster last ran, and is again; "
+                           "`--scheduler` or `millrace scheduler set` names another"))
+        answer = self.choose(last["scheduler"], last["parameters"], last["policy"], estimator.get("name"),
+                             estimator.get("parameters"))
+        answer.add_done_callback(self._taken_over)
+
+    def _taken_over(self, answer: Future[dict[str, Any]]) -> None:
+        if (error := answer.exception()) is not None:
+            self._port.say(Say(f"the scheduler of the run before cannot be used: {error}", level="warning"))
+
+    def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[Choice, str], None],
                  future: Future[dict[str, Any]]) -> None:
         def done(answer: SchedulerAnswer | SchedulerFailed) -> None:  # on another thread
             try:
                 if isinstance(answer, SchedulerFailed):
                     raise SchedulerFailed(f"scheduler {name!r} cannot be used, nothing has changed: {answer}")
-                self._port.call(lambda: choose(answer["parameters"], answer["period"], answer["weighs_itself"]))
+                choice = Choice(name, answer["parameters"], *(answer[key] for key in OF_CHOICE))
+                self._port.call(lambda: choose(choice, answer["estimator"]))
             except Exception as error:
                 future.set_exception(error)
 
@@ -325,9 +401,10 @@ class SchedulingLoop:
         """Scheduler, policy and estimator in use, as `scheduler show` prints them."""
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
-                "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain},
-                "estimator": {"name": self._estimator[0], "parameters": parameters_of(self._estimator[1])},
-                "window_seconds": self.window_seconds,
+                "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain,
+                           "cool_down": generator.cool_down, "overload": generator.overload},
+                "estimator": self._estimates.choice.to_json(),
+                "window_seconds": self.window_seconds, "enacts_next": generator.enacts_next,
                 "last_decision": generator.decisions[-1].to_json() if generator.decisions else None,
                 "history": self._history.status() if self._history is not None else None}
 
@@ -346,6 +423,7 @@ class SchedulingLoop:
 
     def _record_migrations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
+            self.generator.costs.learn(row)
             self._open_if_wanted()
             if self._history is not None:
                 self._history.record_migration(row)
@@ -368,7 +446,10 @@ class SchedulingLoop:
         past = reversed(self._history.decisions(DECISIONS_REMEMBERED))
         self.generator.remember(Decision.from_json(row) for row in past)
         self.elastic.remember(reversed(self._history.elastic_decisions(DECISIONS_REMEMBERED)))
-        self.migrations.remember(reversed(self._history.migrations(MIGRATIONS_REMEMBERED)))
+        past_migrations = list(reversed(self._history.migrations(MIGRATIONS_REMEMBERED)))
+        self.migrations.remember(past_migrations)
+        for row in past_migrations:
+            self.generator.costs.learn(row)
 
     def close(self) -> None:
         self._process.close()

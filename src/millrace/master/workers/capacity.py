@@ -119,7 +119,7 @@ class CapacityLoop:
         if generator.cooling(now) or any(load.settling for load in sample.loads.values()):
             return None
         nodes = {name: node.cpu_mhz / node.capacity_mhz for name, node in sample.nodes.items() if node.capacity_mhz > 0}
-        return shortage_of(list(self._workers()), nodes, generator.policy.overload,
+        return shortage_of(list(self._workers()), nodes, generator.overload,
                            moves=generator.choice.name != OFF and not generator.policy.dry_run,
                            grows=self._master.scheduling.elastic.grows)
 
@@ -188,9 +188,10 @@ class CapacityLoop:
     def _task_load(self, graph: TopologyGraph, task: TaskId, slot: int) -> float:
         """The same of a task, if it runs on that worker."""
         load = self._sample.loads.get(graph.name, Load()) if self._sample is not None else Load()
-        if task not in load.tasks or task.component == ACKER:
+        if task not in load.tasks:
             return 0.0
-        busy = 0.0 if graph.component(task.component).blocking else load.capacity(task)
+        blocking = task.component != ACKER and graph.component(task.component).blocking
+        busy = 0.0 if blocking else load.capacity(task)
         return max(busy, load.tasks[task].cpu_mhz / max(self._master.state.workers[slot].node.mhz, 1e-9))
 
     def _load_after(self, slot: int) -> float | None:

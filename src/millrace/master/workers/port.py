@@ -24,6 +24,7 @@ from millrace.control.events import (
 )
 from millrace.control.workers import LongCall, Patience
 from millrace.errors import WireError
+from millrace.master.load.monitor import WorkerMeters
 from millrace.master.workers.process_watch import PidWatch
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, Refusals, bind_tcp, boot_id, serve
@@ -41,9 +42,12 @@ class Connection:
         self.agent: bytes | None = None  # identity of its agent, once that has asked for a plan
         self.pulse = b""  # identity of its heartbeats, once there was one
         self.long_calls = False  # its last heartbeat reported some
-        self.cpu_seconds = self.memory_mb = 0.0
+        self.meters: WorkerMeters | None = None  # as last reported
         self.heard = now
         self.counters: Counter[str] = Counter()
+
+    def take(self, report: wire.Report) -> None:
+        self.counters, self.meters = Counter(report.counters), WorkerMeters.of(report)
 
 
 @dataclass(frozen=True, slots=True)

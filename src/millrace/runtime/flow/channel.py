@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from millrace.errors import EncodingError
 from millrace.runtime.clock import Clock
+from millrace.runtime.flow.handed_bytes import SAMPLED_CHUNKS, HandedBytes
 from millrace.runtime.flow.pace import BOUNDLESS, CALLS
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.bodies import encode_batch, encode_extended, encode_rows, has_plain_columns
@@ -147,8 +148,9 @@ class Channel:
     again. The receiver sets the allowance, and the tuples of a `chunk`, by its pace. While the target is not placed, chunks are
     held, so that the task can go on with what is for others."""
 
-    __slots__ = ("_held", "_mark", "_marked", "_sizes", "allowance", "chunk", "consumed", "full", "inlet", "link", "local",
-                 "owner", "seq", "slot", "target", "target_incarnation", "target_name", "tuples", "unconsumed", "window")
+    __slots__ = ("_handed", "_held", "_mark", "_marked", "_sent_bytes", "_sizes", "allowance", "chunk", "consumed", "full",
+                 "inlet", "link", "local", "owner", "seq", "slot", "target", "target_incarnation", "target_name", "tuples",
+                 "unconsumed", "window")
 
     def __init__(self, owner: ChannelOwner, target: int, target_incarnation: int, target_name: Any, window: int,
                  allowance: int = BOUNDLESS) -> None:
@@ -159,6 +161,8 @@ class Channel:
         self._mark: wire.HandoverMark | None = None  # the last one sent
         self._marked = 0  # the number of the next chunk when it was sent
         self._held: list[HeldChunk] = []
+        self._sent_bytes = 0  # of chunks that were encoded
+        self._handed = HandedBytes()
         self.link: Link | None = None
         self.slot: int | None = None
         self.local: Receiver | None = None
@@ -169,7 +173,13 @@ class Channel:
         """Continue where the channel to the target's previous incarnation ended: with its traffic, what the target allows, and
         the chunks that it holds."""
         self.tuples, self.allowance, self.chunk = moved.tuples, moved.allowance, moved.chunk
+        self._sent_bytes, self._handed = moved._sent_bytes, moved._handed
         self._held, moved._held = moved._held, []
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tuples sent so far, without headers; of those handed over inside the worker, an estimate."""
+        return self._sent_bytes + self._handed.total()
 
     def credit(self, consumed: int, allowance: int, chunk: int) -> None:
         """Record that the receiver has consumed this many chunks in total, and what it allows from now on."""
@@ -213,6 +223,7 @@ class Channel:
         held, self._held = self._held, []
         for chunk in held:
             self.tuples -= chunk.tuples  # they were counted when they were held
+            self._sent_bytes -= len(chunk.body)
             if self.local is not None:
                 self._hand_over(*chunk, local=False)
             else:
@@ -241,7 +252,13 @@ class Channel:
                    local: bool = True) -> None:
         """Hand a chunk to a task of the same worker. `local`: its body is not encoded."""
         assert self.local is not None and self.inlet is not None
-        self._count(count)
+        seq = self._count(count)
+        if not local:
+            self._sent_bytes += len(body)
+        elif count:
+            self._handed.tuples += count
+            if not seq % SAMPLED_CHUNKS:
+                self._handed.sample(body, count, form)
         self.inlet.next_seq = self.seq
         self.local.deliver(Delivery(self.inlet, stream, body, count, form, local, edge, lineage, lane))
 
@@ -252,6 +269,8 @@ class Channel:
             raise EncodingError(f"{owner.name} emitted a chunk of {count} tuples and {len(body)} bytes to {self.target_name}; "
                                 f"the limit is {limit} bytes. Emit smaller values, or set wire.frame.limit.bytes.")
         seq = self._count(count)
+        if count:
+            self._sent_bytes += len(body)
         if self.link is not None:
             now, origin = owner.worker.clock.now(), lineage.origin
             header = wire.Chunk(

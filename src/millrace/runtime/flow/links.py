@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from millrace.runtime.flow.channel import Link
 from millrace.runtime.wire import messages as wire
 
 log = logging.getLogger("millrace.worker")
+UNSENT_LIMIT = 1024  # messages kept for workers without an address
 
 
 class Peers(Protocol):
@@ -30,12 +31,16 @@ class Nowhere:
 
 
 class Links:
-    """The links of one worker, by slot. All channels to a slot share its link."""
+    """The links of one worker, by slot. All channels to a slot share its link.
+
+    Plans do not reach all workers at the same moment. A worker may receive chunks or roots from another with a newer plan, and
+    not know its address before it has that plan, too: its answers wait until then."""
 
     def __init__(self, peers: Peers, counters: Counter[str]) -> None:
         self._peers, self._counters = peers, counters
         self._addresses: dict[int, WorkerAddress] = {}
         self._open: dict[int, Link] = {}
+        self._unsent: deque[tuple[int, list[Any]]] = deque(maxlen=UNSENT_LIMIT)
 
     def reach(self, workers: Iterable[WorkerAddress]) -> None:
         """Set the workers of a new plan."""
@@ -45,6 +50,9 @@ class Links:
                 self._open.pop(slot, None)
                 self._peers.forget(slot)
         self._addresses = fresh
+        unsent, self._unsent = self._unsent, deque(maxlen=UNSENT_LIMIT)
+        for slot, frames in unsent:
+            self._send(slot, frames)
 
     def to(self, slot: int) -> Link | None:
         """The link to a slot; None if it has no worker."""
@@ -61,6 +69,11 @@ class Links:
         return link
 
     def send(self, slot: int, message: wire.DataMessage) -> None:
+        self._send(slot, [wire.encode(message)])
+
+    def _send(self, slot: int, frames: list[Any]) -> None:
         link = self.to(slot)
         if link is not None:
-            link.send([wire.encode(message)])
+            link.send(frames)
+        else:
+            self._unsent.append((slot, frames))

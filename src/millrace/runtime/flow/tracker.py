@@ -6,13 +6,16 @@ in control/ledger.py.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from millrace.control.ledger import Ledger, Owner, acker_of, make_root
+from millrace.control.ledger import ACKER_SHIFT, Ledger, Owner, acker_of, make_root
+from millrace.runtime.clock import SystemClock
 from millrace.runtime.wire import messages as wire
 
 SendData = Callable[[int, wire.DataMessage], None]
+TIMED_CALLS = 16  # of the ackers of a worker, of which one is timed: a clock costs more than a root
 EARLY_LIMIT = 4096  # messages kept for an acker that a newer plan, not yet seen here, places on this worker
 
 
@@ -21,17 +24,21 @@ class RootOwner(Protocol):
 
     number: int
     incarnation: int
+    to_ackers: defaultdict[int, int]
 
 
 class Tracker:
     """`send(slot, message)` sends to another worker; ledgers of ackers in this worker are called directly. `tell` passes the
-    verdicts on roots to the spout task that owns them."""
+    verdicts on roots to the spout task that owns them. `cpu`: CPU seconds of the thread. A task's `to_ackers` counts its
+    messages to each acker, before those of a whole worker are combined: that depends on who else is there."""
 
     def __init__(self, topology: int, slot: int, generation: int, send: SendData,
-                 tell: Callable[[Owner, list[int], list[int]], None]) -> None:
+                 tell: Callable[[Owner, list[int], list[int]], None], cpu: Callable[[], float] = SystemClock.cpu) -> None:
         self.topology, self.slot, self.generation = topology, slot, generation
-        self._send, self._tell = send, tell
+        self._send, self._tell, self._cpu = send, tell, cpu
         self.ledgers: dict[int, Ledger] = {}  # acker index -> its ledger, for ackers that run here
+        self.cpu_seconds: defaultdict[int, float] = defaultdict(float)  # acker index -> time in its ledger, an estimate
+        self._calls = 0
         self.acker_slots: list[int | None] = []  # acker index -> slot of its worker
         self.version = 0  # of the plan that places the ackers
         self._early: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -53,13 +60,17 @@ class Tracker:
 
     def open(self, root: int, edges: int, owner: RootOwner) -> None:
         self._opened.setdefault((self.slot, owner.number, owner.incarnation), []).append((root, edges))
+        owner.to_ackers[root >> ACKER_SHIFT] += 1
 
-    def add(self, root: int, edges: int) -> None:
+    def add(self, root: int, edges: int, to_ackers: defaultdict[int, int]) -> None:
         sums = self._sums
         sums[root] = sums.get(root, 0) ^ edges
+        to_ackers[root >> ACKER_SHIFT] += 1
 
-    def fail(self, roots: Iterable[int]) -> None:
-        self._failed.extend(roots)
+    def fail(self, roots: Iterable[int], to_ackers: defaultdict[int, int]) -> None:
+        for root in roots:
+            self._failed.append(root)
+            to_ackers[root >> ACKER_SHIFT] += 1
 
     # -- called by the worker ----------------------------------------------------------------------------------------
 
@@ -102,6 +113,7 @@ class Tracker:
     def retire(self, acker: int) -> None:
         """Hand over the ledger of an acker that moved; messages that still come here for it are forwarded."""
         ledger, slot = self.ledgers.pop(acker, None), self._slot_of(acker)
+        self.cpu_seconds.pop(acker, None)
         if ledger is None:
             return
         sums, failed = ledger.hand_over()
@@ -140,10 +152,21 @@ class Tracker:
 
     # -- for the ackers of this worker ---------------------------------------------------------------------------------
 
+    def _begun(self) -> float | None:
+        """The CPU time at which a call begins, if it is one that is timed."""
+        self._calls += 1
+        return None if self._calls % TIMED_CALLS else self._cpu()
+
+    def _ended(self, begun: float | None, pairs: list[tuple[int, int]]) -> None:
+        """Charge the time of the calls since the last timed one to the acker of a root of this one."""
+        if begun is not None and pairs:
+            self.cpu_seconds[acker_of(pairs[-1][0])] += (self._cpu() - begun) * TIMED_CALLS
+
     def on_roots(self, owner: Owner, pairs: list[tuple[int, int]], version: int) -> None:
         finished: list[int] = []
         failed: list[int] = []
         away: list[tuple[int, int]] = []
+        begun = self._begun()
         for root, edges in pairs:
             ledger = self.ledgers.get(acker_of(root))
             if ledger is None:
@@ -152,6 +175,7 @@ class Tracker:
             verdict = ledger.open(root, edges, owner)
             if verdict is not None:
                 (finished if verdict else failed).append(root)
+        self._ended(begun, pairs)
         if finished or failed:
             self._tell(owner, finished, failed)
         if away:
@@ -161,6 +185,7 @@ class Tracker:
     def on_acks(self, pairs: list[tuple[int, int]], version: int) -> None:
         done: dict[Owner, list[int]] = {}
         away: list[tuple[int, int]] = []
+        begun = self._begun()
         for root, edges in pairs:
             ledger = self.ledgers.get(acker_of(root))
             if ledger is None:
@@ -169,6 +194,7 @@ class Tracker:
             owner = ledger.ack(root, edges)
             if owner is not None:
                 done.setdefault(owner, []).append(root)
+        self._ended(begun, pairs)
         for owner, roots in done.items():
             self._tell(owner, roots, [])
         if away:

@@ -23,6 +23,7 @@ from millrace.control.assignment import Assignment, Stamp
 from millrace.errors import ForeignPlan, MillraceError
 from millrace.runtime.plans.coordination import CoordinationStore, open_coordination
 from millrace.runtime.plans.plan_store import PlanStore
+from millrace.runtime.plans.round_trips import LinkProbe
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import Keys, private_directory, visit
 
@@ -64,6 +65,7 @@ class Agent(threading.Thread):
         os.set_blocking(self._wake_fd, False)
         os.set_blocking(self._signal_fd, False)
         self._last_error = ""  # the last one logged
+        self._links = LinkProbe(context, keys)
         self.errors = 0
 
     @property
@@ -96,6 +98,7 @@ class Agent(threading.Thread):
                         os.read(self._wake_fd, 4096)
                         self._guarded(self._read_plans)
         finally:
+            self._links.close()
             self._resign()
             control.close()
 
@@ -114,7 +117,7 @@ class Agent(threading.Thread):
     def _ask(self, control: zmq.Socket[Any]) -> None:
         """Poll the master, in case a push was lost."""
         newest = self._newest()
-        control.send(wire.encode(wire.Fetch(self._slot, self._generation, *newest)))
+        control.send(wire.encode(wire.Fetch(self._slot, self._generation, *newest, self._links.take())))
         self._open_news()
         self._open_plans()
 
@@ -133,6 +136,8 @@ class Agent(threading.Thread):
             self._become_agent()
         if message.part:
             self._write(Stamp(message.author, message.revision), message.part)
+        if message.endpoints:
+            self._links.begin(message.target, message.endpoints)
 
     def _become_agent(self) -> None:
         log.info("worker %d is the agent of %s", self._slot, self._node)

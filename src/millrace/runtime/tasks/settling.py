@@ -62,7 +62,7 @@ class Settling:
                 return
             edges = self._send_singly(group, lineage)
         for root in lineage.roots:
-            task.topology.tracker.add(root, edges)
+            task.topology.tracker.add(root, edges, task.to_ackers)
 
     def _lineage(self, deliveries: list[Delivery]) -> Lineage:
         """The lineage of output that descends from these chunks."""
@@ -99,9 +99,9 @@ class Settling:
         """Report a finished chunk to the ackers."""
         task = self._task
         if delivery.failed:
-            task.topology.tracker.fail(delivery.lineage.roots)
+            task.topology.tracker.fail(delivery.lineage.roots, task.to_ackers)
         elif delivery.left >= 0:
             for root in delivery.lineage.roots:
-                task.topology.tracker.add(root, delivery.edge)
+                task.topology.tracker.add(root, delivery.edge, task.to_ackers)
             task.meters.acked += delivery.count
         task.meters.process_latency.record(task.worker.clock.now() - delivery.arrived, delivery.count)

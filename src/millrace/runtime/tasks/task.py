@@ -61,6 +61,7 @@ class Task:
         self.meters = Meters()
         self.channels: dict[int, Channel] = {}
         self.group_counts: dict[str, np.ndarray] = {}  # tuples sent to each key group, by component: estimates from samples
+        self.to_ackers: defaultdict[int, int] = defaultdict(int)  # messages to each acker about roots, by its index
         self.heavy_keys: defaultdict[str, HeavyKeys] = defaultdict(HeavyKeys)  # of tuples sent to a component
         self.component: Any = None
         self.blocked = 0  # number of full channels

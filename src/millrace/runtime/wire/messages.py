@@ -165,21 +165,26 @@ class Welcome(msgspec.Struct, array_like=True, tag=11, tag_field="type"):
 
 
 class Fetch(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
-    """Polls the master: is this worker the agent of its node, and is there a newer plan than this one?"""
+    """Polls the master: is this worker the agent of its node, and is there a newer plan than this one? `links`: measured since
+    the last poll, as node, seconds there and back, and bytes per second."""
 
     slot: int
     generation: int
     author: int
     revision: int
+    links: list[tuple[str, float, float]] = []
 
 
 class Agency(msgspec.Struct, array_like=True, tag=19, tag_field="type"):
-    """Answers `Fetch`. `part`: the node's part of a newer plan, unless the plans are in an external store."""
+    """Answers `Fetch`. `part`: the node's part of a newer plan, unless the plans are in an external store. `target`: the node
+    to which the link is to be measured now, if any, with the `endpoints` of its workers."""
 
     agent: bool
     author: int = 0
     revision: int = 0
     part: bytes = b""
+    target: str = ""
+    endpoints: list[str] = []
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=13, tag_field="type"):
@@ -235,6 +240,8 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     topologies: list[TopologyReport] = []
     hosted: int = 0  # tasks here, of all topologies, including those that leave or arrive
     reached: list[tuple[int, int, int]] = []  # topology, task or split, position before which it has sent everything
+    ackers: list[dict[str, Any]] = []  # as `tasks`; waves do not pass them
+    machine_cpu_seconds: float = 0.0  # of all processes that share its cores
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""

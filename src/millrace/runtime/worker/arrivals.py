@@ -11,13 +11,14 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.control.assignment import Assignment
+from millrace.control.assignment import Assignment, numbers_in
 from millrace.errors import UnknownName
 from millrace.runtime.clock import Clock
 from millrace.runtime.flow.channel import UNTRACKED, Delivery, Inlet, Lineage
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
+from millrace.runtime.worker.known_workers import KnownWorkers
 from millrace.runtime.worker.topology_run import TopologyRun
 from millrace.runtime.worker.wiring import inlet_of
 
@@ -27,13 +28,12 @@ STASH_SECONDS = 10.0  # after which the plan is not expected: the topology was k
 
 
 class Arrivals:
-    """`topologies` is the worker's own, live mapping. For a new plan, call `learn` first, carry it out, then deliver what was
-    kept for it: `unstash` for each new task, `settle` at the end."""
+    """`topologies` and `workers` are the worker's own, live values. For a new plan, call `learn` first, carry it out, then
+    deliver what was kept for it: `unstash` for each new task, `settle` at the end."""
 
-    def __init__(self, clock: Clock, topologies: Mapping[int, TopologyRun], counters: Counter[str]) -> None:
-        self._clock, self._topologies, self._counters = clock, topologies, counters
-        self._generations: dict[int, int] = {}  # of the workers, by slot
-        self._newest = 0  # generation of the worker that joined last, as known here
+    def __init__(self, clock: Clock, topologies: Mapping[int, TopologyRun], workers: KnownWorkers,
+                 counters: Counter[str]) -> None:
+        self._clock, self._topologies, self._workers, self._counters = clock, topologies, workers, counters
         self._highest = 0  # number of the topology that was submitted last, as known here
         self._alive: set[int] = set()  # all topologies, including those without a task here
         self._early: deque[tuple[float, Any]] = deque()  # acks and roots for a topology that is not known here yet
@@ -42,11 +42,9 @@ class Arrivals:
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def learn(self, assignment: Assignment) -> None:
-        """Record the workers and topologies of a new plan."""
-        self._generations = {address.slot: address.generation for address in assignment.workers}
-        self._newest = max(self._newest, *self._generations.values(), 0)
-        self._alive = set(assignment.alive)
-        self._highest = max(self._highest, *assignment.alive, 0)
+        """Record the topologies of a new plan."""
+        self._alive = set(numbers_in(assignment.alive))
+        self._highest = max(self._highest, *self._alive, 0)
 
     def unstash(self, task: Task) -> None:
         """Deliver the chunks that arrived before the task was here."""
@@ -78,9 +76,8 @@ class Arrivals:
             self._counters["malformed"] += 1
             log.warning("dropped: %s", error)
             return
-        known = self._generations.get(message.worker)
-        if message.generation < known if known is not None else message.generation <= self._newest:
-            self._counters["fenced"] += 1  # an unknown worker that is newer than all others has just joined: not fenced
+        if self._workers.is_fenced(message.worker, message.generation):
+            self._counters["fenced"] += 1
             return
         if isinstance(message, wire.Chunk):
             if len(frames) != 2:
@@ -154,14 +151,6 @@ class Arrivals:
             self._counters["stale"] += 1
         else:
             arrival.on_part(part, body)
-
-    def is_lost(self, slot: int, generation: int) -> bool:
-        """True if that worker is no longer in the plan. Generations rise from worker to worker, so one that joined after the
-        plan was made is known by its number. The newest in a plan may be lost, too: it counts after that."""
-        return self._generations.get(slot) != generation and generation <= self._newest
-
-    def generation_of(self, slot: int) -> int:
-        return self._generations.get(slot, 0)
 
     def _on_probe(self, probe: wire.Probe) -> None:
         """Answer the sender of a channel that asks whether chunks were lost."""

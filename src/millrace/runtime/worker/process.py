@@ -28,6 +28,7 @@ from millrace.config import (
     HELLO,
     LEASE,
     LOG_LEVEL,
+    OTHER_PROCESSES,
     WORKER_POLL,
 )
 from millrace.errors import MasterUnreachable, WireError
@@ -38,7 +39,7 @@ from millrace.runtime.clock import SystemClock
 from millrace.runtime.feeds.feed import SocketFeeds
 from millrace.runtime.fragments.exchange import FragmentExchange
 from millrace.runtime.leftovers import UsedDirectory, sweep
-from millrace.runtime.node import this_node
+from millrace.runtime.node import machine_cpu_seconds, this_node
 from millrace.runtime.parent import die_with_parent
 from millrace.runtime.plans.agent import Agent, PlanReader, node_directory
 from millrace.runtime.taps.port import TapPort, open_here
@@ -161,6 +162,7 @@ class WorkerProcess:
         self.node = this_node(setup.settings, executor)
         self.threads = TaskThreads()
         self._process = psutil.Process()
+        self._deducts = OTHER_PROCESSES.of(setup.settings) == "deduct"
         self._former = 0  # the generation under which this process was fenced
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
@@ -297,6 +299,7 @@ class WorkerProcess:
 
     def _report(self, report: wire.Report, worker: Worker, control: zmq.Socket[Any]) -> None:
         report.cpu_seconds, report.memory_mb = time.process_time(), self._process.memory_info().rss / 2**20
+        report.machine_cpu_seconds = machine_cpu_seconds() if self._deducts else 0.0
         try:
             control.send(wire.encode(report))
         except TypeError as error:  # it contains a value of user code that cannot be encoded

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from millrace.errors import StateNotKept
+from millrace.model.graph import ACKER, TaskId
+from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.wire import messages as wire
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
+    from millrace.runtime.worker.topology_run import TopologyRun
     from millrace.runtime.worker.worker import Worker
+
+TO_ACKER_BYTES, FROM_ACKER_BYTES = 19, 9  # of a message about one root, as encoded: (root, XOR of chunk ids), and the root
 
 
 class Reports:
@@ -38,7 +44,7 @@ class Reports:
                 lag = task.lag.reported() if isinstance(task, SpoutTask) else None
                 tasks.append({"topology": run.number, "task": task.number, "incarnation": task.incarnation, "lag": lag,
                               "queue_length": task.queue_length, "passed": task.waves.has_passed(), **task.meters.report(),
-                              "traffic": {number: channel.tuples for number, channel in task.channels.items()},
+                              **_traffic(task),
                               "key_groups": {component: counts.tolist()
                                              for component, counts in task.group_counts.items()},
                               "heavy_keys": {component: keys.shares() for component, keys in task.heavy_keys.items()}})
@@ -53,7 +59,7 @@ class Reports:
                            list(in_flight.items()), list(starting.items()), worker.errors.take(),
                            {**worker.counters, **worker.checkpoints.counters}, topologies=topologies,
                            hosted=sum(len(run.everyone()) + len(run.ackers) for run in worker.topologies.values()),
-                           reached=reached)
+                           reached=reached, ackers=[acker for run in worker.topologies.values() for acker in _ackers(run)])
 
     def ended(self, task: Task) -> None:
         """Report the position of a spout that ends here and is to start elsewhere once more."""
@@ -74,3 +80,24 @@ class Reports:
         self._worker.errors.add(task, StateNotKept(
             f"{task.name} keeps keyed state, but its class does not declare any, so no wave saves it: declare it in the "
             "class, for example `state = State()`"), [], None)
+
+
+def _traffic(task: Task) -> dict[str, dict[int, int]]:
+    """Tuples and bytes that the task has sent to each task, ackers included."""
+    graph, channels = task.topology.graph, task.channels
+    messages = {graph.number(TaskId(ACKER, index)): count for index, count in task.to_ackers.items() if index < graph.ackers}
+    return {"traffic": {number: channel.tuples for number, channel in channels.items()} | messages,
+            "traffic_bytes": {number: channel.bytes for number, channel in channels.items()}
+            | {number: count * TO_ACKER_BYTES for number, count in messages.items()}}
+
+
+def _ackers(run: TopologyRun) -> Iterator[dict[str, Any]]:
+    """The ackers of the topology that run in this worker, reported like tasks."""
+    for index, incarnation in run.ackers.items():
+        ledger, meters = run.tracker.ledgers[index], Meters()
+        meters.executed, meters.emitted = ledger.handled, sum(ledger.told.values())
+        meters.transferred = meters.emitted
+        meters.cpu_seconds = meters.busy_seconds = run.tracker.cpu_seconds[index]
+        yield {"topology": run.number, "task": run.graph.number(TaskId(ACKER, index)), "incarnation": incarnation,
+               "queue_length": 0, **meters.report(), "traffic": dict(ledger.told),
+               "traffic_bytes": {number: count * FROM_ACKER_BYTES for number, count in ledger.told.items()}}

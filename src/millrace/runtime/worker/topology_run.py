@@ -28,7 +28,8 @@ class TopologyRun:
         self.number, self.graph = plan.number, plan.graph
         self.tracked = GUARANTEE.of(plan.graph.config) == AT_LEAST_ONCE and ACKERS.of(plan.graph.config) != 0
         self.window: int = CHANNEL_WINDOW.of(plan.graph.config)
-        self.tracker = Tracker(plan.number, worker.slot, worker.generation, worker.links.send, self._send_verdicts)
+        self.tracker = Tracker(plan.number, worker.slot, worker.generation, worker.links.send, self._send_verdicts,
+                               worker.clock.cpu)
         self.worker = worker
         self.tasks: dict[int, Task] = {}
         self.meters = TopologyMeters()

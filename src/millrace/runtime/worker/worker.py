@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from millrace.config import FRAME_LIMIT, MESSAGE_TIMEOUT, RECOVERY_GRACE
-from millrace.control.assignment import Assignment, Stamp
+from millrace.control.assignment import Assignment, Stamp, numbers_in
 from millrace.control.ledger import Ledger
 from millrace.control.plan_diff import plan_diff
 from millrace.control.waves import INIT
@@ -30,6 +30,7 @@ from millrace.runtime.tasks.task import Task
 from millrace.runtime.tasks.user_errors import ErrorLog
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.worker.arrivals import Arrivals
+from millrace.runtime.worker.known_workers import KnownWorkers
 from millrace.runtime.worker.reports import Reports
 from millrace.runtime.worker.state_lookup import look_up
 from millrace.runtime.worker.timers import Timers
@@ -59,7 +60,8 @@ class Worker:
         self.counters: Counter[str] = Counter()
         self.errors = ErrorLog(self.counters)
         self.links = Links(peers, self.counters)
-        self.arrivals = Arrivals(clock, self.topologies, self.counters)
+        self.known = KnownWorkers()
+        self.arrivals = Arrivals(clock, self.topologies, self.known, self.counters)
         self.reports = Reports(self)
         self._wiring = LinkWiring(self.links)
         self._early_waves: dict[int, wire.Wave] = {}  # by topology: INITs that arrived before their plan
@@ -78,8 +80,9 @@ class Worker:
         if (assignment.stamp <= self.stamp or assignment.author != self.author
                 or not assignment.is_for(self.slot, self.generation)):
             return
-        self.links.reach(assignment.workers)
-        self.checkpoints.reach(assignment.workers)
+        self.known.learn(assignment)
+        self.links.reach(self.known.addresses)
+        self.checkpoints.reach(self.known.addresses)
         self.arrivals.learn(assignment)
         self._end_old_epochs(assignment)
         for run in self.topologies.values():
@@ -96,7 +99,7 @@ class Worker:
             self._retire(number, name)
         started = [self._start(number, name, incarnation) for number, name, incarnation in todo.start]
         arriving = [task for run in self.topologies.values() for task in run.handovers.begin(
-            partial(self.make_task, run), self.slot, self.arrivals.generation_of)]
+            partial(self.make_task, run), self.slot, self.known.generation_of)]
         for run in self.topologies.values():
             for task in run.everyone():
                 self.connect(task)
@@ -153,7 +156,7 @@ class Worker:
 
     def _forget_killed(self, assignment: Assignment) -> None:
         """Forget killed topologies: their tasks have been dropped, and draining ones end now."""
-        alive = set(assignment.alive)
+        alive = set(numbers_in(assignment.alive))
         for run in [run for number, run in self.topologies.items() if number not in alive]:
             del self.topologies[run.number]
             self.checkpoints.forget(run.graph.name)
@@ -247,6 +250,7 @@ class Worker:
         if run is None:
             return
         if name.component == ACKER:
+            run.ackers.pop(name.index, None)
             run.tracker.ledgers.pop(name.index, None)  # which also ends its timer
             return
         task = run.take(name)
@@ -307,7 +311,7 @@ class Worker:
         self._report_broken(task.topology)
 
     def is_lost(self, slot: int, generation: int) -> bool:
-        return self.arrivals.is_lost(slot, generation)
+        return self.known.is_lost(slot, generation)
 
     def _report_broken(self, run: TaskTopology) -> None:
         self.tell_master(wire.Broken(self.slot, self.generation, run.number, run.epoch, run.broken))

@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sqlalchemy import event
 from millrace.errors import BadParameter, MillraceError, StoreUnreachable
 from millrace.master.load import history as history_module
 from millrace.master.load.history import History, default_history_url
+from millrace.model.load import Load, TaskLoad
 from support.suites.history import DECISION, SECONDS, HistoryConformance, window
 
 
@@ -56,6 +58,35 @@ class Stuck:
 
     def release(self) -> None:
         self.connection.close()
+
+
+# -- what the next master takes over --
+
+
+def test_the_last_choice_is_kept_and_replaced(history: History) -> None:
+    assert history.choice() is None
+    for name in ("otd", "tstorm"):
+        history.record_choice({"scheduler": name, "parameters": {"gamma": 2.0}, "policy": {"period": 5.0}, "estimator": None})
+    history.prune(1e12)
+    assert history.flush(SECONDS)
+    last = history.choice()
+    assert last is not None and (last["scheduler"], last["policy"]) == ("tstorm", {"period": 5.0})
+
+
+def test_the_newest_windows_of_a_topology_have_its_smoothed_load(history: History) -> None:
+    for number in range(5):
+        sample = window(float(number))
+        [name] = sample.loads
+        tasks = {task: TaskLoad(cpu_mhz=10.0 + number, memory_mb=3.0, busy_seconds=0.5) for task in sample.loads[name].tasks}
+        estimate = Load(1.0, tasks, dict.fromkeys(sample.loads[name].traffic, 7.0))
+        history.record_window(replace(sample, estimates={name: estimate}))
+    assert history.flush(SECONDS)
+    past = history.newest_windows(name, 2)
+    assert [each.at for each in past] == [3.0, 4.0]
+    assert {seen.cpu_mhz for seen in past[-1].estimates[name].tasks.values()} == {14.0}
+    assert past[-1].estimates[name].traffic == dict.fromkeys(sample.loads[name].traffic, 7.0)
+    assert past[-1].loads[name].traffic == sample.loads[name].traffic, "the measured load is as before"
+    assert history.newest_windows("other", 2) == []
 
 
 # -- waiting --
@@ -270,7 +301,7 @@ def test_an_invalid_decision_is_refused(history: History, decision: dict[str, An
 
 
 def test_the_password_is_never_shown(history: History) -> None:
-    history._url = history_module._parsed("postgresql://u:s3cret@h/db?password=hidden")
+    history._url = history_module.parsed("postgresql://u:s3cret@h/db?password=hidden")
     message = history._describe(RuntimeError("connection of u with s3cret and hidden refused\nhint"))
     assert message == "RuntimeError: connection of u with *** and *** refused hint"
     assert history.status()["url"] == "postgresql+psycopg://u:***@h/db"

@@ -13,7 +13,7 @@ from millrace.api.grouping import Grouping
 from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
 from millrace.model.cluster import Cluster, Node, Slot
-from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
+from millrace.model.graph import ACKER, ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
@@ -40,7 +40,7 @@ class Watched:
         self.now = 0.0
 
     def report(self, task: TaskId, slot: int | None = None, incarnation: int = 1, queue: int = 0,
-               traffic: dict[TaskId, int] | None = None, meters: Meters | None = None,
+               traffic: dict[TaskId, int] | None = None, sizes: dict[TaskId, int] | None = None, meters: Meters | None = None,
                groups: dict[str, list[int]] | None = None, lag: tuple[int, int] | None = None,
                keys: dict[str, list[tuple[str, int, float]]] | None = None, **counts: float) -> None:
         filled: dict[str, Any] = {**dict.fromkeys(COUNTERS + SECONDS, 0), **counts}
@@ -49,6 +49,7 @@ class Watched:
             "task": self.observed.graph.number(task), "incarnation": incarnation, "queue_length": queue, "lag": lag, **filled,
             **{name: latencies[name] for name in LATENCIES},
             "traffic": {self.observed.graph.number(target): count for target, count in (traffic or {}).items()},
+            "traffic_bytes": {self.observed.graph.number(target): size for target, size in (sizes or {}).items()},
             **({"key_groups": groups} if groups is not None else {}), **({"heavy_keys": keys} if keys is not None else {})})
 
     def used(self, slot: int, cpu: float, generation: int | None = None, memory: float = 100.0) -> None:
@@ -82,6 +83,40 @@ def test_windows_are_differences(watched: Watched) -> None:
     assert first.loads["t"].traffic == {(A, B0): 60, (A, B1): 40}
     assert second.loads["t"].traffic == {(A, B1): 30}, "a pair that said nothing to each other had no traffic"
     assert second.loads["t"].window_seconds == 1.0
+
+
+def test_bytes_are_differences_through_a_restart(watched: Watched) -> None:
+    watched.report(A, traffic={B0: 10, B1: 10}, sizes={B0: 1000, B1: 500})
+    assert watched.end_window().loads["t"].traffic_bytes == {(A, B0): 1000, (A, B1): 500}
+    watched.report(A, traffic={B0: 15, B1: 10}, sizes={B0: 1300, B1: 500})
+    assert watched.end_window().loads["t"].traffic_bytes == {(A, B0): 300}
+    watched.report(A, incarnation=2, traffic={B1: 1}, sizes={B1: 50})
+    assert watched.end_window().loads["t"].traffic_bytes == {(A, B1): 50}, "another incarnation counts from 0"
+    assert watched.observed.load(9.0).traffic_bytes == {(A, B0): 1300, (A, B1): 550}
+
+
+def test_an_acker_has_its_share_of_the_cpu_of_its_worker() -> None:
+    watched, acker = Watched(), TaskId(ACKER, 0)
+    watched.observed.follow(replace(GRAPH, ackers=1))
+    watched.places |= {acker: 0}
+    for task in watched.places:
+        watched.report(task)
+    watched.end_window()
+    watched.report(A, cpu_seconds=0.3, traffic={acker: 7}, sizes={acker: 70})
+    watched.report(acker, cpu_seconds=0.1, busy_seconds=0.1, executed=14, emitted=7, traffic={A: 7}, sizes={A: 63})
+    watched.used(0, 0.4)
+    window = watched.end_window()
+    load = window.loads["t"]
+    assert load.tasks[acker].cpu_mhz == pytest.approx(0.1 * MHZ) and load.tasks[A].cpu_mhz == pytest.approx(0.3 * MHZ)
+    assert (load.traffic[A, acker], load.traffic[acker, A], load.traffic_bytes[acker, A]) == (7, 7, 63)
+    assert load.tasks[acker].offered == 0 and load.settling == ()
+    assert window.workers[0].busy == pytest.approx(0.1)
+
+
+def test_nodes_have_what_other_processes_leave(watched: Watched) -> None:
+    watched.cluster = Cluster(tuple(replace(node, others_mhz=500.0) for node in CLUSTER.nodes), CLUSTER.slots)
+    node = watched.end_window().nodes["n0"]
+    assert (node.capacity_mhz, node.others_mhz) == (2 * MHZ - 500.0, 500.0)
 
 
 def test_a_source_offers_what_is_emitted_and_what_its_lag_grows_by(watched: Watched) -> None:

@@ -12,6 +12,7 @@ from millrace.control.assignment import Assignment
 from millrace.control.events import Distribute, Say
 from millrace.control.master_state import MasterState
 from millrace.errors import NotTheAuthor, StoreUnreachable
+from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.plans.distribution import PlanDistribution
 from millrace.runtime.wire import messages as wire
 
@@ -47,7 +48,7 @@ def recorder() -> FakePort:
 def distribution(recorder: FakePort) -> Iterator[PlanDistribution]:
     state = MasterState()
     state.agents = {"n0": 0, "n1": 3}
-    made = PlanDistribution(EMBEDDED, "cluster", b"secret", state, recorder, recorder)
+    made = PlanDistribution(EMBEDDED, "cluster", b"secret", state, recorder, recorder, ClusterLinks({}))
     recorder.author = made.publisher.claim()
     yield made
     made.publisher.close()

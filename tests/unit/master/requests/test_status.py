@@ -11,9 +11,11 @@ from millrace.connectors.tap import TAP_METRIC, UNREAD_METRIC
 from millrace.control.assignment import WorkerAddress
 from millrace.control.feeding import FEED
 from millrace.control.scheduling.hot_groups import HotGroup, HotGroups
+from millrace.control.scheduling.overload_warnings import OverloadWarnings
 from millrace.control.topology_state import TopologyState
 from millrace.control.waves import Waves
 from millrace.control.workers import LongCall, WorkerView
+from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.load.observed import TaskObserved, TopologyObserved
 from millrace.master.requests.status import load_of, topology_status, warnings_of, without_workers
 from millrace.model.cluster import Node
@@ -28,7 +30,7 @@ def test_the_time_of_tasks_is_shared_into_busy_blocked_and_idle() -> None:
     load = Load(10.0, {TaskId("lines", 0): TaskLoad(emitted=50, offered=70, lag=20, blocked_seconds=6.0, busy_seconds=3.0),
                        TaskId("out", 0): TaskLoad(executed=50, busy_seconds=12.0)})
     state: Any = SimpleNamespace(topologies={"t": TopologyState(1, GRAPH)}, topology=lambda name: None)
-    scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load},
+    scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load}, links=ClusterLinks({}),
                                       elastic=SimpleNamespace(predictions={}))
     shown = load_of(state, scheduling, "t")["topologies"]["t"]["components"]
     assert {key: shown["lines"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
@@ -52,9 +54,10 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
     worker.long_calls = (LongCall("process of out[0] of 't' (out.py:7)", 61.2), LongCall("tick of out[0]", 9.0))
     state: Any = SimpleNamespace(workers={0: worker}, topologies={"t": waits})
     hot = HotGroups({("t", "out", 7): HotGroup("t", TaskId("out", 0), 7, 0.9, "'the'", 0.75)})
+    overloads = OverloadWarnings({("t", "out"): "slow"})
     master: Any = SimpleNamespace(state=state, store_alarm="the checkpoint store /x has not answered for 70 s: write",
                                   capacity=SimpleNamespace(warning="no worker could be added: no core is free"),
-                                  scheduling=SimpleNamespace(hot_groups=hot))
+                                  scheduling=SimpleNamespace(hot_groups=hot, overloads=overloads))
     assert warnings_of(master) == [
         "the checkpoint store /x has not answered for 70 s: write",
         "no worker could be added: no core is free",
@@ -62,7 +65,7 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
         "t: key group 7 of out, in out[0], needs about 90% of a task's time, and tasks cannot share a key group: more tasks, "
         "or `balance`, do not help. The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt, so "
         "that its senders merge tuples of a key, or make it faster (process_rows, process_arrow)",
-        "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
+        "t: slow", "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
 
 
 def test_a_host_has_no_worker_if_none_of_its_executors_has() -> None:

@@ -36,7 +36,8 @@ CONTROL = [
                 {"gaps": 1}),
 ]
 PART = Assignment(4, [WorkerAddress(0, 1, "host", "boot", "ipc", "tcp")], [TopologyAssignment(
-    1, GRAPH, 2, True, [(TaskId("lines", 0), Place(0, 1))], {"count": (0, 1)}, [(TaskId("lines", 0), 77)], 3)], [1, 2], 7)
+    1, GRAPH, 2, True, [(TaskId("lines", 0), Place(0, 1))], {"count": (0, 1)}, [(TaskId("lines", 0), 77)], 3)], [(1, 2)], 7,
+    [(1, 4), (6, 6)])
 DEEP = b"\x91" * 100_000 + b"\xc0"
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
