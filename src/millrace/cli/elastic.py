@@ -121,7 +121,7 @@ def _rows(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _counted(par: dict[str, int]) -> str:
-    return ", ".join(f"{name} {tasks}" for name, tasks in par.items())
+    return ", ".join(f"{name}={tasks}" for name, tasks in par.items())
 
 
 def milliseconds(value: float | None) -> str:

@@ -107,7 +107,7 @@ def fewest_tasks(station: Station, rate: float) -> int:
 
 
 def counted(par: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {tasks}" for name, tasks in par.items())
+    return ", ".join(f"{name}={tasks}" for name, tasks in par.items())
 
 
 def limits_shown(limits: Mapping[str, float]) -> str:

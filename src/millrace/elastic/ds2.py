@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 
 from millrace.elastic.network import Network
-
-ROUNDING = 1e-9  # share by which a quotient may be above a whole number only because of its rounding
+from millrace.elastic.queueing import RATE_ROUNDING
 
 
 def parallelism(network: Network, utilization: float = 1.0) -> dict[str, int]:
     """Tasks of each station, of which each is busy for at most `utilization` of the time. The bounds of stations are not
     looked at."""
     rates = network.rates()
-    return {station.name: max(1, math.ceil(rates[station.name] / (station.service_rate * utilization) * (1 - ROUNDING)))
+    return {station.name: max(1, math.ceil(rates[station.name] / (station.service_rate * utilization) * (1 - RATE_ROUNDING)))
             for station in network.stations}

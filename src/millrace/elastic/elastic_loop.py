@@ -24,28 +24,35 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from itertools import count, takewhile
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import median, median_low
 from typing import Any
 
 from millrace.elastic.allocation import Allocation, Infeasible, Limits, counted, limits_shown
+from millrace.elastic.elastic_decision import (
+    ADVISED_ONLY,
+    GROWTH,
+    INFEASIBLE,
+    REARRANGE,
+    REFUSED,
+    SCALES,
+    SHRINK,
+    SUPERSEDED,
+    ElasticDecision,
+)
 from millrace.elastic.elastic_policy import ElasticPolicy
 from millrace.elastic.elastic_window import ElasticWindow, JoinedWindows
 from millrace.elastic.kept_rates import KeptRates
 from millrace.elastic.models import ElasticModel
 from millrace.elastic.nearest_goal import NearestGoal, nearest_goal
 from millrace.elastic.network import Network
+from millrace.elastic.past_decisions import PastDecisions
+from millrace.elastic.usual_rates import UsualRates
 
-ELASTIC_DECISIONS_KEPT = 200
-SIMILAR = 0.25  # share by which two loads may differ and count as alike
-ONLY_A_LITTLE = 0.1  # the same, for tasks that cannot keep up
 HELPED = 0.05  # share by which the latency must fall if growth is to count as a help
 MOST_CATCH_UP = 0.25  # share of the load that may be added for a backlog
 STEP, MOST_STEPS = 0.05, 20  # of load, by which tasks are added that the model does not ask for
-SCALES, ADVISED_ONLY, REFUSED, INFEASIBLE = "enacted", "advised", "refused", "infeasible"
-SUPERSEDED = "superseded"  # carried out, and changed by somebody else before its effect was known
-GROW, SHRINK, REARRANGE = "grow", "shrink", "rearrange"
 
 
 @dataclass(frozen=True)
@@ -58,40 +65,6 @@ class ElasticChoice:
     model: ElasticModel
 
 
-@dataclass(frozen=True)
-class ElasticDecision:
-    """One decision: its direction, the numbers of tasks before and after, and the latency expected and measured. `helped`: None
-    until it is known."""
-
-    number: int
-    at: float  # unix time
-    topology: str
-    model: str
-    direction: str
-    outcome: str
-    reason: str
-    before: Mapping[str, int] = field(default_factory=dict)
-    par: Mapping[str, int] = field(default_factory=dict)
-    offered_rate: float = 0.0
-    was_ms: float | None = None  # latency measured before
-    expected_ms: float | None = None
-    measured_ms: float | None = None  # afterwards
-    helped: bool | None = None
-
-    @property
-    def changes(self) -> dict[str, int]:
-        """The components that get another number of tasks."""
-        return {name: tasks for name, tasks in self.par.items() if tasks != self.before.get(name)}
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ElasticDecision:
-        """Read what `to_json` wrote; missing fields get their defaults."""
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__ if data.get(name) is not None})
-
-
 class ElasticLoop:
     """Times are passed in with every call, and are of the master's clock. `numbers`: of its decisions, shared with the loops of
     other topologies."""
@@ -99,9 +72,8 @@ class ElasticLoop:
     def __init__(self, topology: str, choice: ElasticChoice, policy: ElasticPolicy,
                  numbers: Iterator[int] | None = None) -> None:
         self.topology, self.choice, self.policy = topology, choice, policy
-        self.decisions: deque[ElasticDecision] = deque(maxlen=ELASTIC_DECISIONS_KEPT)
+        self.past = PastDecisions(numbers, policy.retry_after)
         self.standing = "no load window yet"  # why nothing changes just now
-        self._numbers = numbers if numbers is not None else count(1)
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the decision whose effect is not measured yet
         self._settled = 0  # windows since the last change that count
@@ -111,22 +83,25 @@ class ElasticLoop:
         longest = max(policy.settle_windows, policy.patience)
         self._wanted: deque[str] = deque(maxlen=longest)  # directions of the last windows, "" for none
         self._rates: deque[float] = deque(maxlen=longest)  # of all spouts together, in the last windows that count
-        self._chosen_after = 0  # number of the last decision before the model was chosen
+        self._usual = UsualRates()
+        self._refusals = 0  # in a row
         self._overloaded = 0  # windows in a row in which the present tasks could not keep up
         self._measured: deque[float | None] = deque(maxlen=policy.patience)  # latencies of the last windows
         self._backlogs: deque[int] = deque(maxlen=policy.patience)  # tuples that waited in the last windows
         self._before_growth: dict[str, float] | None = None  # rates of the spouts when tasks first grew for the backlog
-        # numbers of tasks, with the offered rate and the time
-        self._too_few: deque[tuple[Mapping[str, int], float, float]] = deque(maxlen=ELASTIC_DECISIONS_KEPT)
         self._present: dict[str, int] | None = None  # numbers of tasks in the last window
         self._goal = choice.limits  # or the nearest that can be reached
-        self._reported: float | None = None  # the offered rate for which the goal was reported to be out of reach
+        self._reported = False  # that the goal is out of reach
         self._reached = 0  # windows in a row in which the goal was feasible
+
+    @property
+    def decisions(self) -> deque[ElasticDecision]:
+        """The newest decisions, in order of time."""
+        return self.past.kept
 
     def remember(self, past: Iterable[ElasticDecision]) -> None:
         """Take over earlier decisions, oldest first. None of them keeps this loop from the same decision."""
-        self.decisions.extend(past)
-        self._chosen_after = max((decision.number for decision in self.decisions), default=0)
+        self.past.remember(past)
 
     # -- one window ----------------------------------------------------------------------------------------------------
 
@@ -152,9 +127,10 @@ class ElasticLoop:
         self._rates.append(sum(window.rates.values()) if window.waiting else window.network.external_rate)
         known = self._observed(window)
         infeasible, new = self._decided(now, window)
-        if known is None and new is not None and new.outcome == SCALES:
-            known = self._revoked(new)
-        return [decision for decision in (known, infeasible, new) if decision is not None]
+        revoked = self._revoked(new) if new is not None and new.outcome == SCALES else None
+        if revoked is not None and known is not None and known.number == revoked.number:
+            known = None
+        return [decision for decision in (known, revoked, infeasible, new) if decision is not None]
 
     def _settle_anew(self) -> None:
         """Forget the windows since the last change."""
@@ -170,7 +146,7 @@ class ElasticLoop:
 
     def _decided(self, now: float, window: ElasticWindow) -> tuple[ElasticDecision | None, ElasticDecision | None]:
         """The decision that the goal cannot be reached, and the one for other numbers of tasks."""
-        network = self.choice.model.load(window.network, self._offered.past)
+        network = self.choice.model.load(self._usual.bounded(window.seconds, window.network), self._offered.past)
         rate = network.external_rate
         self._overloaded = self._overloaded + 1 if math.isinf(network.latency(network.present)) else 0
         goal = nearest_goal(self.choice.model, network, self.choice.limits)
@@ -184,6 +160,7 @@ class ElasticLoop:
         self._measured.append(window.measured_ms)
         self._backlogs.append(window.waiting)
         wish = self._wish_behind(network, goal, window) if window.waiting else self._wish_measured(goal, window)
+        wish = self._in_steps(network, wish)
         self._wanted.append(wish.direction)
         if not window.waiting:
             self._before_growth = None
@@ -191,19 +168,22 @@ class ElasticLoop:
         self.standing = f"{f'{_shown(beyond)}; meanwhile: ' if beyond is not None else ''}{held_back or wish.reason}"
         if not wish.direction or held_back:
             return infeasible, None
-        if window.waiting and wish.direction == GROW and self._before_growth is None:
+        if window.waiting and wish.direction == GROWTH and self._before_growth is None:
             self._before_growth = window.rates
         outcome = ADVISED_ONLY if self.policy.dry_run else SCALES
+        if self.policy.dry_run:
+            self._enacted_at = now
+            self._count_anew()
         if wish.beyond_model:
-            self._too_few.append((network.present, rate, window.at))
-        return infeasible, self._new(ElasticDecision(
+            self.past.too_few(network.present, rate, window.at)
+        return infeasible, self.past.add(ElasticDecision(
             0, window.at, self.topology, self.choice.name, wish.direction, outcome, wish.reason, network.present,
-            dict(wish.target.par), rate, window.measured_ms, wish.target.predicted_ms))
+            dict(wish.target.par), rate, sum(window.carried.values()), window.measured_ms, wish.target.predicted_ms))
 
     def _wish_measured(self, goal: NearestGoal, window: ElasticWindow) -> _Wish:
         """The change that would be good by the model and by the measured latency."""
         wish = self._wish(goal)
-        if wish.direction == GROW or wish.urgent or not self._over(window.measured_ms):
+        if wish.direction == GROWTH or wish.urgent or not self._over(window.measured_ms):
             return wish
         reason = f"{window.measured_ms:.1f} ms were measured, above the goal, though {wish.reason}"
         unexplained = not wish.direction and self._stays_over()
@@ -241,7 +221,7 @@ class ElasticLoop:
         if missed:
             target = _no_fewer(drain, self._with_room(drain, self.policy.hysteresis / 2))
             return _Wish(_direction(present, target), target, f"{missed}, and {waiting}: {target.reason}", urgent=True)
-        if stands and not window.draining:
+        if stands and not window.draining and any(window.carried.values()):  # more tasks are no use to spouts that rest
             return self._beyond_model(goal, f"{waiting} and do not become fewer, though {counted(present)} meet the goal")
         return _Wish("", drain.need, f"{waiting} and are worked off")
 
@@ -273,7 +253,7 @@ class ElasticLoop:
                 par = {name: max(tasks, larger.par[name]) for name, tasks in present.items()}
                 if par != present:
                     target = replace(larger, par=par, predicted_ms=_predicted(network, par))
-                    return _Wish(GROW, target, f"{reason}: {target.instances} instances are for {step * STEP:.0%} more load",
+                    return _Wish(GROWTH, target, f"{reason}: {target.instances} instances would carry {step * STEP:.0%} more",
                                  urgent=True, beyond_model=True)
         return _Wish("", goal.need, reason)
 
@@ -288,6 +268,17 @@ class ElasticLoop:
                for name, tasks in network.present.items()}
         return target if par == dict(target.par) else replace(target, par=par, predicted_ms=_predicted(network, par))
 
+    def _in_steps(self, network: Network, wish: _Wish) -> _Wish:
+        """The change, with at most `max_growth` times the tasks of a component: what a task can do is known of the present ones
+        only."""
+        par = {name: min(wish.target.par[name], max(math.floor(tasks * self.policy.max_growth), tasks + 1))
+               for name, tasks in network.present.items()}
+        if par == dict(wish.target.par):
+            return wish
+        target = replace(wish.target, par=par, predicted_ms=_predicted(network, par))
+        return replace(wish, target=target, direction=_direction(network.present, target),
+                       reason=f"{wish.reason}; {target.instances} at first")
+
     # -- reasons to wait -----------------------------------------------------------------------------------------------
 
     def _held_back(self, now: float, at: float, wish: _Wish, network: Network) -> str:
@@ -296,97 +287,79 @@ class ElasticLoop:
             return ""
         policy = self.policy
         needed = policy.settle_windows if wish.urgent else policy.patience
-        if self._enacted_at is not None and now - self._enacted_at < policy.cool_down:
-            return f"cooling down for {policy.cool_down - (now - self._enacted_at):.0f} s"
+        if self._enacted_at is not None and now - self._enacted_at < self._pause:
+            return f"cooling down for {self._pause - (now - self._enacted_at):.0f} s"
         same = len(list(takewhile(lambda wanted: wanted == wish.direction, reversed(self._wanted))))
         if same < needed:
             return f"{wish.direction} to {counted(wish.target.par)} wanted for {same} of {needed} windows"
         rates = list(self._rates)[-needed:]
         if self._overloaded < needed and max(rates) > (1 + policy.steady) * min(rates):
             return f"the offered rate changes between {min(rates):,.1f} and {max(rates):,.1f} tuples/s"
-        missed_at = self._missed_at(at, wish.target.par, network.external_rate)
+        missed_at = self.past.missed_at(at, wish.target.par, network.external_rate)
         if wish.direction == SHRINK and missed_at is not None:
             return f"no more tasks than these missed the goal at {missed_at:,.1f} tuples/s"
-        futile = self._futile(at, wish.direction, wish.target.par, network)
-        return f"not repeated: decision {futile.number} did not help under this load" if futile is not None else ""
+        futile = self.past.futile(at, wish.direction, wish.target.par, network, bool(self._overloaded))
+        if futile is not None:
+            return f"not repeated: decision {futile.number} did not help under this load"
+        advised = self.past.advised(ADVISED_ONLY, wish.target.par, network.present)
+        return f"advised by decision {advised.number}" if advised is not None and policy.dry_run else ""
 
-    def _missed_at(self, at: float, par: Mapping[str, int], rate: float) -> float | None:
-        """The offered rate, at most a little higher than this, at which as many tasks missed the goal by what was measured."""
-        return next((missed for few, missed, then in self._too_few if missed <= (1 + SIMILAR) * rate
-                     and at - then < self.policy.retry_after
-                     and all(tasks <= few.get(name, 0) for name, tasks in par.items())), None)
-
-    def _futile(self, at: float, direction: str, par: Mapping[str, int], network: Network) -> ElasticDecision | None:
-        """An earlier decision like this one that did not help, under a similar load."""
-        before = network.present
-        for decision in reversed(self.decisions):
-            if decision.helped is not False or decision.direction != direction or decision.number <= self._chosen_after:
-                continue
-            if at - decision.at >= self.policy.retry_after:
-                continue
-            more = ONLY_A_LITTLE if direction == GROW and self._overloaded else SIMILAR  # a backlog grows: rather try again
-            if not _similar(decision.offered_rate, network.external_rate, more):
-                continue
-            changes = {name: tasks for name, tasks in par.items() if tasks != before.get(name)}
-            if direction == GROW and changes.keys() <= decision.changes.keys():
-                return decision  # the bottleneck is elsewhere
-            if direction == SHRINK and all(par.get(name, 0) <= tasks for name, tasks in decision.changes.items()):
-                return decision
-            if direction == REARRANGE and dict(par) == dict(decision.par):
-                return decision
-        return None
+    @property
+    def _pause(self) -> float:
+        """Seconds after the last change, or the last one that was refused: longer after each refusal in a row."""
+        policy = self.policy
+        if self._refusals < 2:
+            return policy.cool_down
+        longest = max(policy.retry_after, policy.cool_down)
+        return min(max(policy.cool_down, policy.period) * 2.0 ** min(self._refusals - 1, 30), longest)
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
     def _infeasible(self, window: ElasticWindow, rate: float, beyond: Infeasible | None) -> ElasticDecision | None:
-        """A decision that the goal cannot be reached; None if it can, or if that was reported for a similar load already."""
+        """A decision that the goal cannot be reached; None if it can, or if that was reported already."""
         if beyond is None:
             self._reached += 1
             if self._reached >= self.policy.patience:
-                self._reported = None
+                self._reported = False
             return None
         self._reached = 0
-        if self._reported is not None and _similar(self._reported, rate):
+        if self._reported:
             return None
-        self._reported, present = rate, window.network.present
-        return self._new(ElasticDecision(0, window.at, self.topology, self.choice.name, "", INFEASIBLE, _shown(beyond), present,
-                                         present, rate, window.measured_ms))
-
-    def _new(self, decision: ElasticDecision) -> ElasticDecision:
-        decision = replace(decision, number=next(self._numbers))
-        self.decisions.append(decision)
-        if decision.outcome == ADVISED_ONLY:
-            self._count_anew()
-        return decision
+        self._reported, present = True, window.network.present
+        return self.past.add(ElasticDecision(
+            0, window.at, self.topology, self.choice.name, "", INFEASIBLE, _shown(beyond), present, present, rate,
+            sum(window.carried.values()), window.measured_ms))
 
     def enacted(self, decision: ElasticDecision, now: float) -> None:
         """The master scales the topology as decided."""
-        self._enacted_at, self._watched = now, decision.number
+        self._enacted_at, self._watched, self._refusals = now, decision.number, 0
         self._settle_anew()
         self._count_anew()
 
     def refused(self, decision: ElasticDecision, why: str, now: float) -> ElasticDecision:
-        """The master cannot scale the topology as decided. The next try is after the cool-down."""
+        """The master cannot scale the topology as decided. The next try is after the cool-down, and after twice as long each
+        time that it is refused again."""
         self._enacted_at = now
+        self._refusals += 1
         self._count_anew()
-        return self._replace(replace(decision, outcome=REFUSED, reason=f"{decision.reason} ({why})"))
+        return self.past.put(replace(decision, outcome=REFUSED, reason=f"{decision.reason} ({why})"))
 
     def _observed(self, window: ElasticWindow) -> ElasticDecision | None:
         """The last enacted decision with the latency measured since: as soon as it has helped, or when it should have. A
-        backlog takes some windows to be worked off."""
-        watched = self._watched_decision
+        backlog takes some windows to be worked off. None as long as nothing is measured by which it could be judged."""
+        watched = self.past.of_number(self._watched)
         if watched is None or self._settled < self.policy.settle_windows:
             return None
         if window.network.present != dict(watched.par):
             self._watched = None
-            return self._replace(_superseded(watched, window.network.present))
+            return self.past.put(_superseded(watched, window.network.present))
         measured = self._measured_since(watched)
-        helped = self._helped(watched, measured)
-        late = self._settled >= max(self.policy.patience, self.policy.settle_windows)
-        if not late and not (helped and watched.direction != SHRINK):
+        helped = self._helped(watched, measured, window)
+        late = self._settled >= max(self.policy.patience, self.policy.settle_windows) or _only_a_step(watched)
+        if helped is None or (not late and not (helped and watched.direction != SHRINK)):
             return None
         self._watched = None
-        return self._replace(replace(watched, measured_ms=measured, helped=helped))
+        return self.past.put(replace(watched, measured_ms=measured, helped=helped))
 
     def _measured_since(self, decision: ElasticDecision) -> float | None:
         """The latency by which a decision is judged. Fewer tasks: the median since. Otherwise that of the last few windows,
@@ -397,12 +370,20 @@ class ElasticLoop:
             return median(self._since)
         return median_low(list(self._since)[-self.policy.settle_windows:])
 
-    def _helped(self, decision: ElasticDecision, measured: float | None) -> bool:
-        """False if more tasks did not lower the latency, or fewer miss the goal."""
+    def _helped(self, decision: ElasticDecision, measured: float | None, window: ElasticWindow) -> bool | None:
+        """False if more tasks did not lower the latency, or fewer miss the goal; None if nothing tells. Where latency is no
+        goal, the load of the tasks decides; for tasks that were not yet meant to keep up, what they process."""
+        if _only_a_step(decision) and sum(window.carried.values()) >= (1 + HELPED) * decision.carried_rate:
+            return True
+        if "t_max_ms" not in self.choice.model.GOALS:
+            network = self.choice.model.load(window.network, self._offered.past)
+            return not self.choice.model.missed(network, network.present, self._goal)
+        if measured is None:
+            return None
         if decision.direction == SHRINK:
             return not self._over(measured)
         met = self._goal.t_max_ms is not None and not self._over(measured)
-        return met or measured is None or decision.was_ms is None or measured <= (1 - HELPED) * decision.was_ms
+        return met or decision.was_ms is None or measured <= (1 - HELPED) * decision.was_ms
 
     def _over(self, measured: float | None) -> bool:
         """True if the measured latency is above the goal, or above the nearest that can be reached."""
@@ -410,24 +391,13 @@ class ElasticLoop:
         return t_max is not None and measured is not None and measured > t_max
 
     def _revoked(self, new: ElasticDecision) -> ElasticDecision | None:
-        """A decision for fewer tasks that did not help: more are needed again before it could be judged, under no more load
-        than it allowed for."""
-        watched = self._watched_decision
-        allowed = (1 + self.policy.hysteresis) * (watched.offered_rate if watched is not None else 0.0)
-        if watched is None or watched.direction != SHRINK or new.direction != GROW or new.offered_rate > allowed:
+        """A decision for fewer tasks that did not help: more are needed again, under no more load than it allowed for."""
+        undone = self.past.undone(new, self.policy.hysteresis)
+        if undone is None:
             return None
-        self._watched = None
-        return self._replace(replace(watched, measured_ms=new.was_ms, helped=False))
-
-    @property
-    def _watched_decision(self) -> ElasticDecision | None:
-        return next((decision for decision in self.decisions if decision.number == self._watched), None)
-
-    def _replace(self, decision: ElasticDecision) -> ElasticDecision:
-        for position, known in enumerate(self.decisions):
-            if known.number == decision.number:
-                self.decisions[position] = decision
-        return decision
+        if undone.number == self._watched:
+            self._watched, undone = None, replace(undone, measured_ms=new.was_ms)
+        return self.past.put(replace(undone, helped=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,11 +412,16 @@ class _Wish:
     beyond_model: bool = False
 
 
+def _only_a_step(decision: ElasticDecision) -> bool:
+    """True if the tasks were not yet meant to keep up."""
+    return decision.direction == GROWTH and decision.expected_ms is None and decision.carried_rate > 0
+
+
 def _direction(present: Mapping[str, int], target: Allocation) -> str:
     before, after = sum(present.values()), target.instances
     if dict(present) == dict(target.par):
         return ""
-    return GROW if after > before else SHRINK if after < before else REARRANGE
+    return GROWTH if after > before else SHRINK if after < before else REARRANGE
 
 
 def _no_fewer(goal: NearestGoal, target: Allocation) -> Allocation:
@@ -473,9 +448,3 @@ def _shown(infeasible: Infeasible) -> str:
 def _predicted(network: Network, par: Mapping[str, int]) -> float | None:
     latency = network.latency(par) * 1000
     return latency if math.isfinite(latency) else None
-
-
-def _similar(one: float, other: float, by: float = SIMILAR) -> bool:
-    """True if these are rates of a similar load: they differ at most by this share."""
-    low, high = sorted((one, other))
-    return high <= (1 + by) * low

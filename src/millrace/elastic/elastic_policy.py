@@ -22,6 +22,7 @@ class ElasticPolicy:
     min_gain: float = parameter(0.1, "Share by which the latency must fall if as many tasks are to be distributed otherwise.",
                                 low=0.0, high=1.0)
     max_shrink: float = parameter(0.5, "Share of a component's tasks that may end at once.", low=0.01, high=1.0)
+    max_growth: float = parameter(4.0, "Times its tasks that a component may get at once.", low=1.0, high=1000.0)
     catch_up: float = parameter(30.0, "Seconds in which a backlog at the sources should be worked off, as far as a quarter "
                                       "more capacity can.", low=1.0)
     retry_after: float = parameter(3600.0, "Seconds after which a decision that did not help may be taken again.", low=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ def check_installed() -> None:
 
 def forecast(values: Sequence[float], steps: int, season: int = 0) -> tuple[float, ...]:
     """The next `steps` values, none below 0. `season`: values after which the pattern repeats; 0: none. Of too few values, or
-    of values that are all the same, the last one is the forecast."""
+    of values that are all the same or cannot be fitted, the last one is the forecast."""
     if len(values) < FEWEST or max(values) == min(values):
         return (float(values[-1]),) * steps if values else (0.0,) * steps
     check_installed()
@@ -35,4 +36,5 @@ def forecast(values: Sequence[float], steps: int, season: int = 0) -> tuple[floa
                                      seasonal="add" if seasonal else None, seasonal_periods=season if seasonal else None,
                                      initialization_method="estimated")
         predicted = model.fit(optimized=True).forecast(steps)
-    return tuple(max(float(value) * scale, 0.0) for value in predicted)
+    forecasts = tuple(max(float(value) * scale, 0.0) for value in predicted)
+    return forecasts if all(map(math.isfinite, forecasts)) else (float(values[-1]),) * steps  # nothing could be fitted

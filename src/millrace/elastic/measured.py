@@ -52,13 +52,14 @@ class MeasuredTopology:
         return None if self.complete is None else self.waiting + self.complete
 
 
-def measured(graph: TopologyGraph, sample: Load, estimate: Load, selectivities: Mapping[Edge, float]) -> MeasuredTopology:
-    """From the load of the last window, which has what is offered and how long it takes, and from the smoothed load, which
-    has the steadier rates of processing."""
-    now, steady = _by_component(graph, sample), _by_component(graph, estimate)
+def measured(graph: TopologyGraph, sample: Load, selectivities: Mapping[Edge, float],
+             service_rates: Mapping[str, float]) -> MeasuredTopology:
+    """From the load of the last window, which has what is offered and how long it takes, and from what was learnt in all
+    windows so far. `service_rates`: of the components that have ever processed a tuple."""
+    now = _by_component(graph, sample)
     offered = {spout.name: _offered(graph, spout, now[spout.name], sample.window_seconds) for spout in graph.spouts}
-    stations = tuple(_station(graph, component, now[component.name], steady[component.name], sample.window_seconds)
-                     for component in graph.components)
+    stations = tuple(_station(graph, component, now[component.name], service_rates.get(component.name, math.inf),
+                              sample.window_seconds) for component in graph.components)
     network = Network(stations, selectivities, offered)
     times = {name: time for name, part in now.items() if (time := _time(part, sample.window_seconds)) is not None}
     backlog = {spout.name: lag for spout in graph.spouts if (lag := now[spout.name].lag)}
@@ -66,7 +67,8 @@ def measured(graph: TopologyGraph, sample: Load, estimate: Load, selectivities: 
                for spout in graph.spouts}
     flow = network.under(carried)
     return MeasuredTopology(network, times, _complete(graph, flow, now, times), _waiting(carried, times), backlog, carried,
-                            _keeps_up(graph, now, times, sample.window_seconds), _missing((network, flow), steady))
+                            _keeps_up(graph, now, times, sample.window_seconds),
+                            _missing((network, flow), sample, now, service_rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +113,13 @@ def _mean(latencies: Iterable[tuple[Latency | None, int]]) -> float | None:
 
 # -- stations ----------------------------------------------------------------------------------------------------------
 
-def _station(graph: TopologyGraph, component: ComponentDef, now: _Part, steady: _Part, seconds: float) -> Station:
+def _station(graph: TopologyGraph, component: ComponentDef, now: _Part, service_rate: float, seconds: float) -> Station:
     least, most = bounds(graph, component.name)
     name, tasks = component.name, component.par
     if component.kind == "spout" and (least == most or not _tells_its_rate(now, seconds)):
         return Station(name, tasks, least=tasks, most=tasks)
-    rate = steady.processed / steady.busy if steady.busy > 0 and steady.processed else math.inf
-    return Station(name, tasks, rate, least, most, _service_cv2(now), shared_queue=not component.keyed)
+    return Station(name, tasks, service_rate, least, most, _service_cv2(now),
+                   shared_queue=not component.keyed and not _gets_all(component))
 
 
 def _tells_its_rate(spout: _Part, seconds: float) -> bool:
@@ -143,8 +145,8 @@ def _service_cv2(part: _Part) -> float:
 def bounds(graph: TopologyGraph, name: str) -> tuple[int, int]:
     """The fewest and the most tasks that the component can have; equal if it cannot be scaled, or if that is no use."""
     component = graph.component(name)
-    if any(read.grouping.kind == "all" for read in component.inputs):
-        return component.par, component.par  # every task gets everything: more of them do not share the work
+    if _gets_all(component):
+        return component.par, component.par
     if not _can_have(graph, name, component.par + 1) and not _can_have(graph, name, component.par - 1):
         return component.par, component.par
     low, high = component.par, TASKS_LIMIT  # `low` is possible
@@ -154,6 +156,11 @@ def bounds(graph: TopologyGraph, name: str) -> tuple[int, int]:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _can_have(graph, name, middle) else (low, middle - 1)
     return 1, low
+
+
+def _gets_all(component: ComponentDef) -> bool:
+    """True if every task gets every tuple of an input: more of them do not share the work, and each has a queue of its own."""
+    return any(read.grouping.kind == "all" for read in component.inputs)
 
 
 def _can_have(graph: TopologyGraph, name: str, tasks: int) -> bool:
@@ -209,8 +216,12 @@ def _keeps_up(graph: TopologyGraph, parts: Mapping[str, _Part], times: Mapping[s
             and not drains(sum(spout.processed for spout in spouts), sum(spout.offered for spout in spouts)))
 
 
-def _missing(networks: Iterable[Network], parts: Mapping[str, _Part]) -> str:
-    """The reason why nothing can be decided; empty if it can. `networks`: under what is offered and what is carried."""
+def _missing(networks: Iterable[Network], sample: Load, parts: Mapping[str, _Part],
+             service_rates: Mapping[str, float]) -> str:
+    """The reason why nothing can be decided; empty if it can. `networks`: under what is offered and what is carried. A tuple
+    that was lost on its way to a component is not waited for."""
     loaded = {name for network in networks for name, rate in network.rates().items() if rate > 0}
-    unknown = [name for name, part in parts.items() if name in loaded and part.kind == "bolt" and not part.processed]
+    reached = {target.component for (_, target), tuples in sample.traffic.items() if tuples > 0}
+    unknown = [name for name, part in parts.items() if name in loaded and part.kind == "bolt" and name not in service_rates
+               and (name in reached or any(load.queue_length for load in part.loads))]
     return f"{', '.join(unknown)} got tuples and has processed none yet" if unknown else ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+RATE_ROUNDING = 1e-9  # share by which a quotient of rates may be wrong
+
 
 def losses(offered: float) -> Iterator[float]:
     """Erlang B for 0, 1, 2 … servers: B(0) = 1, B(c) = a·B(c-1) / (c + a·B(c-1)). `offered`: a = λ/μ, in erlangs."""
@@ -35,8 +37,9 @@ def waiting_probability(loss: float, servers: int, offered: float) -> float:
 
 
 def least_servers(arrival_rate: float, service_rate: float) -> int:
-    """The fewest servers with which the queue does not grow forever: floor(λ/μ) + 1."""
-    return math.floor(arrival_rate / service_rate) + 1
+    """The fewest servers with which the queue does not grow forever: floor(λ/μ) + 1. A quotient that is below a whole number
+    only because of its rounding counts as that number."""
+    return math.floor(arrival_rate / service_rate * (1 + RATE_ROUNDING)) + 1
 
 
 def waiting_time(arrival_rate: float, service_rate: float, servers: int, arrival_cv2: float = 1.0,

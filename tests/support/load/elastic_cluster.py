@@ -10,7 +10,7 @@ from typing import Any
 
 from millrace.control.events import Say
 from millrace.control.submission import Resume
-from millrace.elastic.elastic_loop import ElasticDecision
+from millrace.elastic.elastic_decision import ElasticDecision
 from millrace.master.scheduling.elastic import Elasticity
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Latency, Load, TaskLoad
@@ -59,7 +59,7 @@ class ElasticCluster(LocalCluster):
     def window(self, loads: Mapping[str, Load]) -> None:
         """Let a window with these loads pass, by topology."""
         self.run(WINDOW_SECONDS)
-        sample = self.elastic.predict(WindowSample(self.clock.wall(), WINDOW_SECONDS, loads), loads)
+        sample = self.elastic.predict(WindowSample(self.clock.wall(), WINDOW_SECONDS, loads))
         self.elastic.end_window(self.clock.now(), sample)
 
 

@@ -49,7 +49,7 @@ def test_too_few_instances_are_refused_with_the_number_needed() -> None:
     network = line(200, ("spout", 3, 8.0), ("split", 4, 16.0), ("count", 8, 4.0))
     found = allocate(network, Limits(c_max=6))
     assert isinstance(found, Infeasible) and found.nearest == {"c_max": 7}
-    assert found.reason == ("7 instances are the fewest that keep up with 200.0 tuples/s (spout 2, split 4, count 1), and "
+    assert found.reason == ("7 instances are the fewest that keep up with 200.0 tuples/s (spout=2, split=4, count=1), and "
                             "c_max is 6")
     assert isinstance(allocate(network, Limits(c_max=7)), Allocation)
 
@@ -101,7 +101,7 @@ def test_a_goal_that_is_missed_is_said_in_words() -> None:
     assert missed_goal(network, network.present, Limits(c_max=9)) == "split cannot keep up with 200.0 tuples/s"
     assert missed_goal(network, {"spout": 9, "split": 9}, Limits(c_max=17)) == "there are 18 instances, above 17"
     assert missed_goal(network, {"spout": 2, "split": 4}, Limits(t_max_ms=30)) == (
-        "the latency with spout 2, split 4 is predicted to be 50.2 ms, above 30")
+        "the latency with spout=2, split=4 is predicted to be 50.2 ms, above 30")
     assert missed_goal(network, {"spout": 9, "split": 9}, Limits(t_max_ms=30)) == ""
 
 

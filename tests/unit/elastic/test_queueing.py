@@ -117,3 +117,9 @@ def test_allen_and_cunneen_correct_for_other_variation(arrival_cv2: float, servi
 
 def test_servers_that_cannot_keep_up_wait_for_ever_without_any_variation_too() -> None:
     assert waiting_time(20.0, 10.0, 2, 0.0, 0.0) == math.inf and waiting_time(19.0, 10.0, 2, 0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("arrivals", "service", "fewest"), [(0.3, 0.1, 4), (0.7, 0.1, 8), (600.0, 100.0, 7), (0.0, 5.0, 1)])
+def test_servers_that_are_busy_all_the_time_do_not_keep_up(arrivals: float, service: float, fewest: int) -> None:
+    """Also where the quotient is a little below a whole number, since floats are rounded."""
+    assert least_servers(arrivals, service) == fewest

@@ -10,6 +10,7 @@ from millrace.api.grouping import Grouping
 from millrace.control.scheduling.load_smoothing import Ewma
 from millrace.elastic.measured import measured
 from millrace.elastic.selectivities import Selectivities
+from millrace.elastic.service_rates import ServiceRates
 from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 
@@ -40,7 +41,8 @@ def test_rates_stay_true_when_the_numbers_of_tasks_change(numbers: list[int]) ->
             sample = window(tasks, range(before, tasks) if begins else range(0))
             estimate = smoothed.add(sample)
             differ = differ or sum(estimate.traffic.values()) != pytest.approx(1000)
-            rates = measured(graph(tasks), sample, estimate, known.learn(graph(tasks), sample)).network.rates()
+            edges = known.learn(graph(tasks), sample)
+            rates = measured(graph(tasks), sample, edges, ServiceRates().learn(graph(tasks), sample)).network.rates()
             assert rates["c"] == pytest.approx(200)
         before = tasks
     assert differ or len(set(numbers)) == 1
@@ -58,3 +60,22 @@ def test_windows_without_tuples_change_nothing() -> None:
     assert known.learn(graph(2), idle) == {EDGE: 0.0}
     known.learn(graph(2), window(2, selectivity=2.0))
     assert [known.learn(graph(2), idle)[EDGE] for _ in range(2000)][-1] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("every", [2, 12, 40])
+def test_bursts_are_smoothed_over_many_windows(every: int) -> None:
+    """A bolt that emits the results of several windows at once: what arrives in the long run does not change with each."""
+    known, found = Selectivities(), []
+    for number in range(20 * every):
+        burst = number % every == every - 1
+        found.append(known.learn(graph(2), window(2, selectivity=float(every if burst else 0)))[EDGE])
+    after = found[10 * every:]
+    assert min(after) > 0.75 and max(after) < 1.35, (min(after), max(after))
+
+
+def test_a_stream_that_begins_is_believed_at_once() -> None:
+    known = Selectivities()
+    for _ in range(500):
+        known.learn(graph(2), window(2, selectivity=0.0))
+    found = [known.learn(graph(2), window(2, selectivity=2.0))[EDGE] for _ in range(6)]
+    assert found[0] > 0.9 and found[-1] > 1.9

@@ -25,21 +25,16 @@ from millrace.control.topology_status import RUNNING
 from millrace.elastic.allocation import Infeasible, Limits, counted, limits_shown
 from millrace.elastic.comparison import compared_latency
 from millrace.elastic.correction import Corrections
-from millrace.elastic.elastic_loop import (
-    ADVISED_ONLY,
-    ELASTIC_DECISIONS_KEPT,
-    INFEASIBLE,
-    SCALES,
-    ElasticChoice,
-    ElasticDecision,
-    ElasticLoop,
-)
+from millrace.elastic.elastic_decision import ADVISED_ONLY, INFEASIBLE, SCALES, ElasticDecision
+from millrace.elastic.elastic_loop import ElasticChoice, ElasticLoop
 from millrace.elastic.elastic_policy import ElasticPolicy
 from millrace.elastic.elastic_window import ElasticWindow
 from millrace.elastic.forecast import check_installed
-from millrace.elastic.measured import MeasuredTopology, measured
+from millrace.elastic.measured import MeasuredTopology, bounds, measured
 from millrace.elastic.models import PastRates, PredictiveModel, checked_limits, make_model, model_class
+from millrace.elastic.past_decisions import ELASTIC_DECISIONS_KEPT
 from millrace.elastic.selectivities import Selectivities
+from millrace.elastic.service_rates import ServiceRates
 from millrace.errors import BadParameter, MillraceError, TopologyError, UnknownTopology
 from millrace.master.scheduling.forecasts import Forecasts, PredictiveInBackground
 from millrace.master.state_view import MasterView
@@ -80,6 +75,7 @@ class Elasticity:
         self._port, self._record = port, record
         self._corrections: dict[str, Corrections] = {}
         self._selectivities: dict[str, Selectivities] = {}
+        self._service_rates: dict[str, ServiceRates] = {}
         self._measured: dict[str, MeasuredTopology] = {}
         self._loops: dict[str, ElasticLoop] = {}
         self._calm: set[str] = set()  # topologies that kept up in the last window
@@ -104,7 +100,7 @@ class Elasticity:
 
     # -- windows -------------------------------------------------------------------------------------------------------
 
-    def predict(self, sample: WindowSample, estimates: Mapping[str, Load]) -> WindowSample:
+    def predict(self, sample: WindowSample) -> WindowSample:
         """The window with the predictions for its topologies."""
         self.predictions = {}
         for name, load in sample.loads.items():
@@ -112,7 +108,8 @@ class Elasticity:
             if topology is None or topology.batched or not load.tasks:
                 continue
             edges = self._selectivities.setdefault(name, Selectivities()).learn(topology.graph, load)
-            found = self._measured[name] = measured(topology.graph, load, estimates.get(name, load), edges)
+            rates = self._service_rates.setdefault(name, ServiceRates()).learn(topology.graph, load)
+            found = self._measured[name] = measured(topology.graph, load, edges, rates)
             if found.network.external_rate <= 0 and not any(found.carried.values()):
                 continue
             corrections = self._corrections.setdefault(name, Corrections())
@@ -173,7 +170,8 @@ class Elasticity:
 
     def forget(self, topology: str) -> None:
         """Forget a topology that has ended."""
-        for by_name in (self._corrections, self._selectivities, self._measured, self._loops, self.predictions):
+        for by_name in (self._corrections, self._selectivities, self._service_rates, self._measured, self._loops,
+                        self.predictions):
             by_name.pop(topology, None)
         self._calm.discard(topology)
 
@@ -192,7 +190,9 @@ class Elasticity:
             self._check_possible(self._port.state.topology(named), loop.choice)
             self._port.tell(ElasticChosen(named, _setting(loop)))
             self._loops[named] = loop
-            self._port.say(Say(f"scaled by {_shown(loop)} from now on", named, cause=PERSON))
+            known = named in self._measured
+            unchecked = "" if known else "; whether that is possible is known when the load has been measured"
+            self._port.say(Say(f"scaled by {_shown(loop)} from now on{unchecked}", named, cause=PERSON))
             future.set_result(self.settings(named))
 
         if name == PREDICTIVE:
@@ -259,10 +259,11 @@ class Elasticity:
         """Raise `BadParameter` if the present load shows that the goal cannot be reached."""
         name = state.graph.name
         found, limits = self._measured.get(name), choice.limits
-        if limits.c_max is not None and limits.c_max < (fewest := len(state.graph.components)):
-            raise BadParameter(f"c_max = {limits.c_max} is too low for {name!r}: each of its {fewest} components needs a task. "
-                               f"Nothing has changed; possible: c_max={fewest}")
         if found is None or found.missing:
+            fewest = sum(bounds(state.graph, component.name)[0] for component in state.graph.components)
+            if limits.c_max is not None and limits.c_max < fewest:
+                raise BadParameter(f"c_max = {limits.c_max} is too low for {name!r}: whatever the load, its components have at "
+                                   f"least {fewest} tasks together. Nothing has changed; possible: c_max={fewest}")
             return
         network = self._corrections.setdefault(name, Corrections()).applied(found.network)
         result = choice.model.allocate(choice.model.load(network, PastRates()), limits)
@@ -365,7 +366,9 @@ def _under_way(topology: TopologyState) -> str:
         return "its tasks are being scaled"
     if topology.migration is not None:
         return f"it is being migrated by {topology.migration.strategy}"
-    return "" if topology.handover.at_rest else "tasks or key groups are being moved"
+    if not topology.handover.at_rest:
+        return "tasks or key groups are being moved"
+    return "" if topology.active else "its spouts wait for the checkpoint store, or for a worker that restarts"
 
 
 def _ms(milliseconds: float | None) -> str:

@@ -33,7 +33,7 @@ from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.control.workers import machine_of
-from millrace.elastic.elastic_loop import ElasticDecision
+from millrace.elastic.elastic_decision import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
 from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.load.history import History, default_history_url
@@ -158,7 +158,7 @@ class SchedulingLoop:
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
         self.load = self._estimates.add(sample.loads)
         self._port.tell(LoadEstimated(self.load))
-        self.sample = predicted = replace(self.elastic.predict(sample, self.load), estimates=self.load)
+        self.sample = predicted = replace(self.elastic.predict(sample), estimates=self.load)
         self._record(lambda history: history.record_window(predicted))
         self.elastic.end_window(now, predicted)
         graphs = {name: state.topologies[name].graph for name in plans}

@@ -12,8 +12,10 @@ import socket as sockets
 import stat
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -45,6 +47,7 @@ class LinkProbe:
         self._context, self._keys = context, keys
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
+        self._numbers = count(1)  # of attempts
         self._measured: deque[tuple[str, float, float]] = deque()
 
     def begin(self, node: str, endpoints: Sequence[str]) -> None:
@@ -74,26 +77,34 @@ class LinkProbe:
             self._measured.append((node, round_trip, max(carried, default=0.0)))
 
     def _round_trip(self, endpoint: str) -> float | None:
-        """None if nobody answers there, or if the system does not tell."""
-        socket = self._context.socket(zmq.PUSH)
-        monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        try:
+        """None if nobody answers there in time, or if the system does not tell."""
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.linger = 0
             visit(socket, self._keys)
-            socket.connect(endpoint)
-            connection = None
-            for _ in range(CONNECT_MS // LOOK_MS):
-                while not self._ended.is_set() and monitor.poll(LOOK_MS):
-                    event = recv_monitor_message(monitor)
-                    if event["event"] == zmq.EVENT_CONNECTED:
-                        connection = int(event["value"])
-                    elif connection is not None:  # the handshake has gone back and forth, so the kernel knows
-                        info = _info_of(connection, {_address(endpoint)})
-                        return info.round_trip if info is not None else None
-            return None
-        finally:
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            socket.close(linger=0)
+            # An address of its own: pyzmq's default names a file descriptor, which may belong to the socket before this one.
+            monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED,
+                                                f"inproc://link-probe-{next(self._numbers)}")
+            try:
+                socket.connect(endpoint)
+                return self._handshake(monitor, endpoint)
+            finally:
+                socket.disable_monitor()
+                monitor.close(linger=0)
+
+    def _handshake(self, monitor: zmq.Socket[Any], endpoint: str) -> float | None:
+        """Wait for the handshake, but not for ever: a peer that refuses it is connected to again and again."""
+        deadline = time.monotonic() + CONNECT_MS / 1000
+        connection = None
+        while not self._ended.is_set() and time.monotonic() < deadline:
+            if not monitor.poll(LOOK_MS):
+                continue
+            event = recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_CONNECTED:
+                connection = int(event["value"])
+            elif connection is not None:  # the handshake has gone back and forth, so the kernel knows
+                info = _info_of(connection, {_address(endpoint)})
+                return info.round_trip if info is not None else None
+        return None
 
 
 def _connections(addresses: set[tuple[str, int]]) -> Iterator[TcpInfo]:
