@@ -11,9 +11,10 @@ import time
 
 UMASK = 0o022
 VARIABLES = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "COLUMNS": "100", "LINES": "40"}
-# With one of these, output is coloured or wrapped as in a terminal, messages are translated, or all workers are on one node.
+# With one of these, output is coloured or wrapped as in a terminal, messages are translated, all workers are on one node, or a
+# pytest that a test starts prints more than it should.
 REMOVED = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS", "TERMINAL_WIDTH", "LANGUAGE",
-           "MILLRACE_NODE")
+           "MILLRACE_NODE", "PYTEST_ADDOPTS")
 
 
 def normalize() -> None:

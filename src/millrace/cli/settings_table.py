@@ -7,6 +7,8 @@ from typing import Any
 from millrace.config import SETTINGS
 from millrace.control.scheduling.load_smoothing import ESTIMATORS, estimator_class
 from millrace.control.scheduling.schedule_generator import Policy
+from millrace.elastic.elastic_policy import ElasticPolicy
+from millrace.elastic.models import MODELS
 from millrace.schedulers.parameters import described
 from millrace.schedulers.registry import SCHEDULERS, scheduler_class
 
@@ -37,6 +39,7 @@ def settings_page() -> str:
              for key, default, about in described(Policy)]
     rows += ["", "## Schedulers", "", *_table([(name, scheduler_class(name)) for name in SCHEDULERS])]
     rows += ["", "## Estimators", "", *_table([(name, estimator_class(name)) for name in ESTIMATORS])]
+    rows += ["", "## Elastic models, and their loop", "", *_table([*MODELS.items(), ("the loop", ElasticPolicy)])]
     return "\n".join(rows) + "\n"
 
 

@@ -87,7 +87,7 @@ def test_a_fresh_start_has_no_model() -> None:
 def test_a_choice_that_was_refused_is_not_kept() -> None:
     first = begin()
     first.elastic.choose(NAME, "ds2", VALUES)
-    with pytest.raises(BadParameter, match="needs a task"):
+    with pytest.raises(BadParameter, match="at least 2 tasks together"):
         first.elastic.choose(NAME, "erstream", {"c_max": 1})
     until_wave(first, 1, NAME)
     assert setting(begin(first.store, resume=True)) == setting(first)

@@ -89,7 +89,7 @@ def test_tasks_follow_the_offered_rate_and_what_came_of_it_is_recorded(master: M
     (["magic"], "there is no elastic model named 'magic'; there are erstream, ds2, predictive"),
     (["erstream"], "needs a goal: c_max=N"),
     (["erstream", "t_max_ms=0.001"], "is below the least possible latency of"),
-    (["erstream", "c_max=2"], "each of its 3 components needs a task. Nothing has changed; possible: c_max=3"),
+    (["erstream", "c_max=2"], "and c_max is 2. Nothing has changed; possible: c_max="),
     (["erstream", "t_max_ms=soon"], "t_max_ms = 'soon': it must be a number of milliseconds above 0"),
     (["ds2", "gamma=1"], "elastic model 'ds2' has no parameter 'gamma'; it has c_max, utilization, and the loop has period"),
     (["ds2", "--topology", "nope"], "nope"),
