@@ -31,6 +31,22 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
         raise MillraceError(f"these rows have no figure: {', '.join(result['failed'])}; the result has their errors")
 
 
+@bench_app.command("guard")
+def bench_guard(keep: Annotated[bool, typer.Option(help="Keep the figures of this run as those to compare with.")] = False,
+                as_json: Json = False) -> None:
+    """Count the instructions for a tuple, and compare with earlier ones.
+
+    Step by step, and a word count in one process. Fails if a step needs 5 % more than in docs/benchmarks/guard.json.
+    """
+    from millrace.bench.guard import run_guard
+
+    result = run_guard(keep, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+    if result["slower"]:
+        raise MillraceError(f"these steps cost more than before: {', '.join(result['slower'])}")
+
+
 @bench_app.command("memory")
 def bench_memory(minutes: Annotated[float, typer.Option(help="Minutes to run.", min=0.1)] = 10, as_json: Json = False) -> None:
     """Memory while a bolt is slower than its spout: must stay flat."""
