@@ -34,7 +34,7 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
 @bench_app.command("guard")
 def bench_guard(keep: Annotated[bool, typer.Option(help="Keep the figures of this run as those to compare with.")] = False,
                 as_json: Json = False) -> None:
-    """Count the instructions for a tuple, and compare with earlier ones.
+    """Count instructions per tuple; compare with earlier ones.
 
     Step by step, and a word count in one process. Fails if a step needs 5 % more than in docs/benchmarks/guard.json.
     """
