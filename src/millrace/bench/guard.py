@@ -32,7 +32,7 @@ from millrace.runtime.wire.bodies import encode_rows, row_decoder
 from millrace.testing.local_cluster import LocalCluster
 from millrace.workloads.wordcount import WORDS_PER_LINE, TallyArrowCount, WordCount, table_words
 
-KEPT = Path("docs") / "benchmarks" / "guard.json"
+KEPT = Path("docs") / "guard.json"
 ROWS = 20_000
 LINES = 20_000
 REPEATS = 3

@@ -36,7 +36,7 @@ def bench_guard(keep: Annotated[bool, typer.Option(help="Keep the figures of thi
                 as_json: Json = False) -> None:
     """Count instructions per tuple; compare with earlier ones.
 
-    Step by step, and a word count in one process. Fails if a step needs 5 % more than in docs/benchmarks/guard.json.
+    Step by step, and a word count in one process. Fails if a step needs 5 % more than in docs/guard.json.
     """
     from millrace.bench.guard import run_guard
 

@@ -52,7 +52,7 @@ def test_cpu_time_may_vary_more() -> None:
 
 
 @pytest.mark.parametrize(("kept", "reason"), [
-    (None, "there are no figures in docs/benchmarks/guard.json"),
+    (None, "there are no figures in docs/guard.json"),
     (figures(python="3.12.1", emit=1.0), "Python 3.11, and the kept figures are of Python 3.12"),
     (figures(machine="aarch64", emit=1.0), "machine: x86_64, and the kept figures are of aarch64"),
     (figures(CPU_NANOSECONDS, emit=1.0), "unit: instructions, and the kept figures are of ns of CPU"),
