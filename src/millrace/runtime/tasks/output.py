@@ -111,9 +111,10 @@ class Output:
         return batch
 
 
-# The body of `emit` is generated for the width of the stream: unpacking checks the length, testing each type in line lets most
-# rows skip the slow path, and building the tuple makes the copy that protects from later changes. Rows go to a list in a
-# closure's cell, which is the cheapest append there is; `rebind` installs another list.
+# The body of `emit` is generated for the width of the stream: unpacking checks the length, and testing each type in line lets
+# most rows skip the slow path; one comparison does for strings, which are the most frequent. A tuple of scalars is sent as it
+# is; a list may change later and is copied. Rows go to a list in a closure's cell, which is the cheapest append there is;
+# `rebind` installs another list.
 _TEMPLATE = """
 def make(rows, ids, slow, SCALARS):
     def emit({signature}):
@@ -125,7 +126,7 @@ def make(rows, ids, slow, SCALARS):
                 except ValueError:
                     return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
                 if {tests}:
-                    rows.append(({names}))
+                    rows.append(tup if kind is tuple else ({names}))
                     {track}
                     return None
         return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
@@ -151,7 +152,7 @@ def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool, 
     names = [f"v{i}" for i in range(output.width)]
     source = _TEMPLATE.format(
         signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",
-        tests=" and ".join(f"type({name}) in SCALARS" for name in names),
+        tests=" and ".join(f"(type({name}) is str or type({name}) in SCALARS)" for name in names),
         no_anchors="" if form == SPOUT else "anchors is None and ", anchors="None" if form == SPOUT else "anchors",
         tup_id="None" if form == BOLT else "tup_id", track=f"ids.append({id_of})" if track else "")
     scope: dict[str, Any] = {}
