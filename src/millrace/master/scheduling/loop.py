@@ -27,6 +27,7 @@ from millrace.control.scheduling.bottlenecks import Bottlenecks
 from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
+from millrace.control.scheduling.scaled_topologies import ScaledTopologies
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
@@ -120,6 +121,7 @@ class SchedulingLoop:
         self.elastic = Elasticity(port, self._record_elastic)
         self.hot_groups = HotGroups()
         self.bottlenecks = Bottlenecks()
+        self._scaled = ScaledTopologies()
         self.overloads = OverloadWarnings()
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
@@ -172,12 +174,17 @@ class SchedulingLoop:
         """Ask the scheduler, if it is time."""
         situation = self.situation()
         pressed = bool(self.bottlenecks.lasting())
+        topologies = self._port.state.topologies
+        self._scaled.observe(topology.graph for topology in topologies.values())
         if self.generator.choice.name == OFF or self.asking or not situation.graphs:
             self.generator.take(sample, situation.cluster, pressed)
             return
         measured = self.generator.observe(situation)
         if measured is not None:
             self._record_decision(measured)
+        if (not self.generator.cooling(now) and not self._under_way(topologies)
+                and self._scaled.settled(situation.graphs, sample.loads)):
+            self.generator.ask()
         trigger = self.generator.due(now, sample, situation.cluster, pressed)
         if trigger is not None:
             self._ask(situation, trigger)
@@ -210,6 +217,7 @@ class SchedulingLoop:
         self._monitor.forget(topology)
         self._estimates.forget(topology)
         self.bottlenecks.forget(topology)
+        self._scaled.forget(topology)
         self.load.pop(topology, None)
         self.elastic.forget(topology)
         self._record_migrations(self.migrations.forget(topology))
