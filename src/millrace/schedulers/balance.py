@@ -55,17 +55,25 @@ class Balance:
         if isinstance(placed, CannotPlace):
             return placed
         plans = dict(placed.plans) if isinstance(placed, NewPlan) else {graph.name: plan[graph.name] for graph in graphs}
-        reasons = [placed.reason] if isinstance(placed, NewPlan) else []
-        changed = isinstance(placed, NewPlan)
+        regrouped, reasons = self.regrouped(graphs, load, plans)
+        changed = isinstance(placed, NewPlan) or bool(regrouped)
+        for name, new in regrouped.items():
+            plans[name] = replace(new, version=(plan[name].version if name in plan else 0) + 1)
+        if isinstance(placed, NewPlan):
+            reasons.insert(0, placed.reason)
+        reason = "; ".join(reasons) or "there is no topology to balance"
+        return NewPlan(plans, reason, placed.overload) if changed else NoChange(reason, placed.overload)
+
+    def regrouped(self, graphs: Sequence[TopologyGraph], load: Mapping[str, Load],
+                  plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], list[str]]:
+        """The plans whose key groups get other owners, and the reasons for all. Tasks stay where they are."""
+        changed, reasons = dict[str, Plan](), list[str]()
         for graph in graphs:
             new, why = self._balanced(graph, load.get(graph.name, Load()), plans[graph.name])
             reasons += why
             if new is not plans[graph.name]:
-                changed = True
-                version = plan[graph.name].version if graph.name in plan else 0
-                plans[graph.name] = replace(new, version=version + 1)
-        reason = "; ".join(reasons) or "there is no topology to balance"
-        return NewPlan(plans, reason, placed.overload) if changed else NoChange(reason, placed.overload)
+                changed[graph.name] = replace(new, version=new.version + 1)
+        return changed, reasons
 
     def _balanced(self, graph: TopologyGraph, load: Load, plan: Plan) -> tuple[Plan, list[str]]:
         """The plan with balanced key groups, or the same plan; and the reasons."""

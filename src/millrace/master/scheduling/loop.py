@@ -28,7 +28,7 @@ from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
 from millrace.control.scheduling.scaled_topologies import ScaledTopologies
-from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
+from millrace.control.scheduling.schedule_generator import BALANCE, ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
@@ -195,7 +195,7 @@ class SchedulingLoop:
         off = self.generator.choice.name == OFF
         bottlenecks, places = self.bottlenecks.lasting(), self.generator.overloaded()
         if (bottlenecks or places) and not off and (last is None or last.outcome == ENACTED or last.scheduler
-                                                    != self.generator.choice.name):
+                                                    not in (self.generator.choice.name, BALANCE)):
             return  # it may still be relieved
         scaled = self.elastic.models()
         patient = {(each.topology, each.component) for each in self.bottlenecks.lasting(ELASTIC_WINDOWS)}
@@ -261,6 +261,10 @@ class SchedulingLoop:
         else:
             self._reported = ""
         self._record_decision(decision)
+        balanced = self.generator.balanced(situation, decision, time.time())
+        if balanced is not None:
+            plans, beside = balanced
+            self._record_decision(self._enact(situation, plans, beside) if beside.outcome == ENACTED else beside)
 
     def _failed(self, decision: Decision) -> None:
         self._report_once(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "

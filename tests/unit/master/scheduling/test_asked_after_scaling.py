@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ SECONDS = 20.0
 
 def graph(name: str = "t") -> TopologyGraph:
     return TopologyGraph(name, (
-        ComponentDef("lines", "spout", "m:C", 1, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple"),
+        ComponentDef("lines", "spout", "m:C", 1, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple",
+                     movable=True),
         ComponentDef("work", "bolt", "m:C", 2, {}, (), (Input("lines", "default", Grouping.SHUFFLE),), False, "process"),
     ), {"topology.guarantee": "at-most-once"})
 
@@ -89,6 +91,13 @@ def test_it_is_asked_at_the_end_of_the_first_whole_window() -> None:
     assert run.asked == [ASKED]
     run.window()
     assert run.asked == [ASKED], "once"
+
+
+def test_it_is_asked_after_the_change_of_a_topology_that_runs_in_batches() -> None:
+    run = Run(replace(graph(), batched=True, config={"topology.guarantee": "exactly-once"}))
+    run.scale(4)
+    run.window()
+    assert run.asked == [ASKED]
 
 
 def test_it_is_not_asked_before_the_change_is_over() -> None:
