@@ -101,9 +101,10 @@ def test_list_needs_no_cluster(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
-    answer = value(cli("scheduler", "set", "otd", "high=0.75", *QUICK, "--dry-run", "--json"))
+    answer = value(cli("scheduler", "set", "otd", "high=0.75", *QUICK, "--dry-run", "--balance", "--json"))
     assert answer["scheduler"] == "otd" and answer["parameters"]["high"] == 0.75
     assert (answer["policy"]["period"], answer["policy"]["dry_run"], answer["window_seconds"]) == (0.5, True, 0.5)
+    assert answer["policy"]["balance"] is True
     stream.until(lambda: bool(stream.master.scheduling.generator.decisions))
     shown = value(cli("scheduler", "show", "--json"))
     assert shown["last_decision"]["scheduler"] == "otd"

@@ -324,11 +324,14 @@ def test_plans_that_would_restart_workers_of_other_topologies_are_reported_once(
         assert_nothing_lost(stream.finish())
 
 
-def test_skewed_key_groups_are_balanced_while_it_runs(cluster: ForkedCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheduler", "parameters", "policy"), [("balance", {"tolerance": 0.05}, {}),
+                                                                 ("even", {}, {"balance": True})])
+def test_skewed_key_groups_are_balanced_while_it_runs(cluster: ForkedCluster, tmp_path: Path, scheduler: str,
+                                                      parameters: dict[str, Any], policy: dict[str, Any]) -> None:
     master = cluster.master
     stream = SkewedStream(master, tmp_path, rate=RATE, zipf=ZIPF, **UNHURRIED)
     before = stream.state.key_groups["count"]
-    master.set_scheduler("balance", {"tolerance": 0.05}, QUICK)
+    master.set_scheduler(scheduler, parameters, {**QUICK, **policy})
     stream.until(lambda: stream.state.key_groups["count"] != before)
     master.set_scheduler("off", {}, {})
     stream.until(lambda: stream.state.handover.at_rest)

@@ -77,6 +77,7 @@ from millrace.control.workers import WorkerView, agents_of, cluster_from
 from millrace.errors import TopologyError, UnknownTopology
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import Scheduler, SchedulingResult
 from millrace.schedulers.even import Even
@@ -440,6 +441,10 @@ class MasterState:
     def place(self, topology: TopologyState, cause: str) -> list[Command]:
         """Find a slot for every task that has none; other tasks stay where they are."""
         return self._placement.place(topology, cause)
+
+    def load(self, name: str) -> Load:
+        """The load of a topology as of the last window; an empty one if nothing was measured."""
+        return self._placement.load(name)
 
     def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
         """Slots for the tasks of the graph that the plan has none for, leaving all other tasks where they are. `without`: slots

@@ -14,6 +14,7 @@ from millrace.control.wording import tasks_named, workers_named
 from millrace.control.workers import WorkerView
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, key_groups_for
 
@@ -45,6 +46,10 @@ class PlacementControl:
     def estimated(self, event: LoadEstimated) -> list[Command]:
         self._tasks.load = event.load
         return []
+
+    def load(self, name: str) -> Load:
+        """The load of a topology as of the last window; an empty one if nothing was measured."""
+        return self._tasks.load.get(name, Load())
 
     def forget(self, name: str) -> None:
         """Forget the load of a topology that has ended."""

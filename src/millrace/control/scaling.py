@@ -23,12 +23,11 @@ BY_SCALING = "scale"  # the strategy in the record
 @dataclass(slots=True)
 class Scaling:
     """The change of a topology from the numbers of tasks `before` to those `wanted`. `owners`: the key groups of the components
-    that change, when it is over. `fewest`: key groups that must move for that at least."""
+    that change, when it is over."""
 
     before: Mapping[str, int]
     wanted: Mapping[str, int]
     owners: Mapping[str, tuple[int, ...]]
-    fewest: int
     cause: Cause
     began: float
     from_version: int

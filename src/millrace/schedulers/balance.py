@@ -21,6 +21,9 @@ from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.placing import place_homeless
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem, clean
 
+TOLERANCE = 0.1  # by which the most loaded task may exceed the mean
+NOBODY = -1  # the owner of a group that has none yet
+
 
 @dataclass(frozen=True, slots=True)
 class Balance:
@@ -32,8 +35,8 @@ class Balance:
     only if the result would be much better; that is at most 4/3 of the optimum.
     """
 
-    tolerance: float = parameter(0.1, "Key groups move if the most loaded task exceeds the mean by more than this fraction.",
-                                 low=0.0, high=10.0)
+    tolerance: float = parameter(TOLERANCE, "Key groups move if the most loaded task exceeds the mean by more than this "
+                                            "fraction.", low=0.0, high=10.0)
     least_tuples: int = parameter(1000, "Components with fewer tuples in the window keep their key groups: too few to tell "
                                         "skew from chance.", low=0)
 
@@ -52,17 +55,25 @@ class Balance:
         if isinstance(placed, CannotPlace):
             return placed
         plans = dict(placed.plans) if isinstance(placed, NewPlan) else {graph.name: plan[graph.name] for graph in graphs}
-        reasons = [placed.reason] if isinstance(placed, NewPlan) else []
-        changed = isinstance(placed, NewPlan)
+        regrouped, reasons = self.regrouped(graphs, load, plans)
+        changed = isinstance(placed, NewPlan) or bool(regrouped)
+        for name, new in regrouped.items():
+            plans[name] = replace(new, version=(plan[name].version if name in plan else 0) + 1)
+        if isinstance(placed, NewPlan):
+            reasons.insert(0, placed.reason)
+        reason = "; ".join(reasons) or "there is no topology to balance"
+        return NewPlan(plans, reason, placed.overload) if changed else NoChange(reason, placed.overload)
+
+    def regrouped(self, graphs: Sequence[TopologyGraph], load: Mapping[str, Load],
+                  plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], list[str]]:
+        """The plans whose key groups get other owners, and the reasons for all. Tasks stay where they are."""
+        changed, reasons = dict[str, Plan](), list[str]()
         for graph in graphs:
             new, why = self._balanced(graph, load.get(graph.name, Load()), plans[graph.name])
             reasons += why
             if new is not plans[graph.name]:
-                changed = True
-                version = plan[graph.name].version if graph.name in plan else 0
-                plans[graph.name] = replace(new, version=version + 1)
-        reason = "; ".join(reasons) or "there is no topology to balance"
-        return NewPlan(plans, reason, placed.overload) if changed else NoChange(reason, placed.overload)
+                changed[graph.name] = replace(new, version=new.version + 1)
+        return changed, reasons
 
     def _balanced(self, graph: TopologyGraph, load: Load, plan: Plan) -> tuple[Plan, list[str]]:
         """The plan with balanced key groups, or the same plan; and the reasons."""
@@ -73,7 +84,7 @@ class Balance:
             if fixed := graph.why_groups_fixed(component.name):
                 reasons.append(f"{graph.name}: {component.name} keeps its key groups: {fixed}")
                 continue
-            loads = _counted(load.key_groups.get(component.name, ()), len(owned[component.name]))
+            loads = group_counts(load.key_groups.get(component.name, ()), len(owned[component.name]))
             old = np.array(owned[component.name], dtype=np.int64)
             if loads.sum() < max(self.least_tuples, 1):
                 reasons.append(f"{graph.name}: {component.name} got {loads.sum():,.0f} tuples, too few to judge")
@@ -92,32 +103,38 @@ def balance_groups(loads: Floats, owners: Ints, par: int, tolerance: float) -> I
     if _largest(loads, owners, par) <= mean * (1 + tolerance) * ROUNDING:
         return owners
     enough = mean * (1 + tolerance / 2)  # well below the limit, or it would be exceeded again at once
-    improved = _improved(loads, owners, par, enough)
+    improved = evened_out(loads, owners, par, enough)
     if _largest(loads, improved, par) > enough * ROUNDING:
-        fresh = _relabelled(loads, owners, _improved(loads, _from_scratch(loads, par), par, enough), par)
+        anew = evened_out(loads, filled(loads, np.full_like(owners, NOBODY), par), par, enough)
+        fresh = relabelled(loads + 1e-9, owners, anew, par)
         if _largest(loads, fresh, par) * ROUNDING < _largest(loads, improved, par) * (1 - tolerance / 2):
             return fresh
     return improved
 
 
-def _improved(loads: Floats, owners: Ints, par: int, enough: float) -> Ints:
+def evened_out(loads: Floats, owners: Ints, par: int, enough: float, every: bool = False) -> Ints:
     """Moves one group, or else exchanges two, between the most and the least loaded task, choosing the step that makes the
-    two most equal; repeats while both end below the previous maximum."""
+    two most equal; repeats while both end below the previous maximum. `every`: if the most loaded task can give nothing, the
+    next one gives, as long as it has more than `enough`."""
     owners = owners.copy()
     while True:
         tasks = _task_loads(loads, owners, par)
-        source, target = int(tasks.argmax()), int(tasks.argmin())
-        if tasks[source] <= enough * ROUNDING:
+        sources = np.argsort(-tasks, kind="stable")[:par if every else 1]
+        over = [int(source) for source in sources if tasks[source] > enough * ROUNDING]
+        if not any(_step(loads, owners, source, int(tasks.argmin()), tasks) for source in over):
             return owners
-        gap, own, others = tasks[source] - tasks[target], np.flatnonzero(owners == source), np.flatnonzero(owners == target)
-        single = _nearest(loads[own][:, np.newaxis], gap)
-        exchange = _nearest(np.subtract.outer(loads[own], loads[others]), gap) if single is None else None
-        if single is not None:
-            owners[own[single[0]]] = target
-        elif exchange is not None:
-            owners[own[exchange[0]]], owners[others[exchange[1]]] = target, source
-        else:
-            return owners
+
+
+def _step(loads: Floats, owners: Ints, source: int, target: int, tasks: Floats) -> bool:
+    """Moves or exchanges groups of these two tasks, in `owners`; False if that cannot make them more equal."""
+    gap, own, others = tasks[source] - tasks[target], np.flatnonzero(owners == source), np.flatnonzero(owners == target)
+    single = _nearest(loads[own][:, np.newaxis], gap)
+    exchange = _nearest(np.subtract.outer(loads[own], loads[others]), gap) if single is None else None
+    if single is not None:
+        owners[own[single[0]]] = target
+    elif exchange is not None:
+        owners[own[exchange[0]]], owners[others[exchange[1]]] = target, source
+    return single is not None or exchange is not None
 
 
 def _nearest(gains: Floats, gap: float) -> tuple[int, int] | None:
@@ -129,25 +146,27 @@ def _nearest(gains: Floats, gap: float) -> tuple[int, int] | None:
     return int(row), int(column)
 
 
-def _from_scratch(loads: Floats, par: int) -> Ints:
-    """Assigns all groups again, hottest first, each to the least loaded task: at most 4/3 - 1/(3·par) of the optimum
-    (Graham 1969)."""
-    owners = np.zeros(len(loads), dtype=np.int64)
-    tasks, counts = np.zeros(par), np.zeros(par, dtype=np.int64)
+def filled(loads: Floats, owners: Ints, par: int) -> Ints:
+    """Assigns the groups without an owner, hottest first, each to the least loaded task: if none has one, at most
+    4/3 - 1/(3·par) of the optimum (Graham 1969)."""
+    owners = owners.copy()
+    owned = owners != NOBODY
+    tasks, counts = _task_loads(loads[owned], owners[owned], par), np.bincount(owners[owned], minlength=par)
     for group in np.argsort(-loads, kind="stable"):
-        task = np.lexsort((counts, tasks))[0]
-        owners[group] = task
-        tasks[task] += loads[group]
-        counts[task] += 1
+        if not owned[group]:
+            task = np.lexsort((counts, tasks))[0]
+            owners[group] = task
+            tasks[task] += loads[group]
+            counts[task] += 1
     return owners
 
 
-def _relabelled(loads: Floats, before: Ints, owners: Ints, par: int) -> Ints:
-    """The shares, each given to the task that already has most of it."""
+def relabelled(weights: Floats, before: Ints, owners: Ints, par: int) -> Ints:
+    """The shares, each given to the task that already has most of it. `before`: may name tasks that have ended."""
     from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
 
-    common = np.zeros((par, par))
-    np.add.at(common, (owners, before), loads + 1e-9)
+    common, there = np.zeros((par, par)), before < par
+    np.add.at(common, (owners[there], before[there]), weights[there])
     shares, tasks = linear_sum_assignment(common, maximize=True)
     new_owner = np.zeros(par, dtype=np.int64)
     new_owner[shares] = tasks
@@ -163,7 +182,7 @@ def skew(graphs: Sequence[TopologyGraph], load: Mapping[str, Load], plans: Mappi
         owned = plans[graph.name].key_groups if graph.name in plans else {}
         for name, counts in measured.items():
             owners = np.array(owned.get(name, ()), dtype=np.int64)
-            loads = _counted(counts, len(owners))
+            loads = group_counts(counts, len(owners))
             if loads.sum() > 0:
                 par = int(owners.max()) + 1
                 worst = max(worst, _largest(loads, owners, par) * par / float(loads.sum()))
@@ -189,6 +208,6 @@ def _describe(component: str, loads: Floats, old: Ints, new: Ints, par: int) -> 
     return f"the most loaded task of {component} has {before:.2f} times the mean{alone}"
 
 
-def _counted(counts: Sequence[float], groups: int) -> Floats:
+def group_counts(counts: Sequence[float], groups: int) -> Floats:
     """The counts, finite and not negative; zeros if they are for another number of groups."""
     return clean(counts) if len(counts) == groups else np.zeros(groups)

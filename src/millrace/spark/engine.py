@@ -167,7 +167,7 @@ class ResidentEngine:
                       estimator_parameters: dict[str, Any] | None = None, enact: bool = False, **policy: Any) -> dict[str, Any]:
         """Set the scheduler that places new topologies and re-plans running ones from now on: a name from `millrace scheduler
         list`, `module:Class`, or "off". `enact`: carry out its next plan whatever that gains. `policy`: period, cool_down,
-        min_gain, overload, time_limit, dry_run, strategy, strategy_parameters. Returns what is in use now."""
+        min_gain, overload, time_limit, balance, dry_run, strategy, strategy_parameters. Returns what is in use now."""
         return self.master.set_scheduler(name, parameters or {}, policy, estimator, estimator_parameters, enact)
 
     def decisions(self, limit: int = 20) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from millrace.control.events import (
     BatchOver,
     Ended,
     Killed,
+    LoadEstimated,
     Moved,
     Paused,
     Regrouped,
@@ -31,6 +32,7 @@ from millrace.control.events import (
 from millrace.control.submission import as_scaled
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.load import Load
 from millrace.model.plan import Plan, initial_key_groups
 from millrace.state.checkpoint import Manifest, PieceRef, TaskRecord
 
@@ -352,6 +354,25 @@ def test_fewer_tasks_leave_their_key_groups_to_those_that_stay() -> None:
     assert topology.key_groups["count"] == (0,) * GROUPS
     story.on(Rescaled("words", {"count": 2}))
     assert COUNT1 in topology.places and topology.version == 3
+
+
+def test_key_groups_are_distributed_by_their_load() -> None:
+    """In batches every tuple is counted."""
+    story = running()
+    story.on(Regrouped("words", "count", {group: int(group != 3) for group in range(GROUPS)}))
+    story.on(LoadEstimated({"words": Load(5.0, key_groups={"count": [100.0] * 3 + [2000.0] + [100.0] * (GROUPS - 4)})}))
+    story.on(Rescaled("words", {"count": 3}))
+    owners = story.state.topologies["words"].key_groups["count"]
+    assert (owners[3], owners.count(0)) == (0, 1), "the task with the hot group gets no other"
+    assert abs(owners.count(1) - owners.count(2)) <= 1
+
+
+def test_the_same_parallelism_moves_no_key_groups_of_a_component_beside_others_that_change() -> None:
+    story = running()
+    story.on(Regrouped("words", "count", {group: 0 for group in range(1, GROUPS)}))
+    before = story.state.topologies["words"].key_groups["count"]
+    story.on(Rescaled("words", {"count": 2, "top": 3}))
+    assert story.state.topologies["words"].key_groups["count"] == before
 
 
 def test_the_same_parallelism_makes_no_new_version() -> None:

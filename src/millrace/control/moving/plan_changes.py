@@ -22,7 +22,7 @@ from millrace.control.moves import (
 )
 from millrace.control.moving.handover import HandoverControl, tasks_of
 from millrace.control.moving.migrating import MigrationControl
-from millrace.control.moving.rescaling import RescalingControl
+from millrace.control.moving.rescaling import RescalingControl, regrouped
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import Replace
 from millrace.control.topology_state import TopologyState
@@ -31,7 +31,8 @@ from millrace.control.wording import counts_named, groups_named, parts_word, tas
 from millrace.control.workers import WorkerView
 from millrace.errors import StalePlan, TopologyError, UnknownName
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.model.plan import Plan, rescaled_key_groups
+from millrace.model.load import Load
+from millrace.model.plan import Plan
 from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
 
@@ -50,6 +51,9 @@ class PlannedTopologies(Protocol):
 
     def topology(self, name: str) -> TopologyState:
         """The running topology of that name; `UnknownTopology` if there is none."""
+
+    def load(self, name: str) -> Load:
+        """The load of a topology as of the last window; an empty one if nothing was measured."""
 
     def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
         """Slots for the tasks of the graph that the plan has none for."""
@@ -193,7 +197,7 @@ class PlanChanges:
         return [*commands, self._master.distribute()] if commands else []
 
     def rescaled(self, event: Rescaled) -> list[Command]:
-        """Change the number of tasks, for all components named or none. As few key groups as possible change owner."""
+        """Change the number of tasks, for all components named or none."""
         topology = self._master.topology(event.name)
         if not topology.batched:
             return self._rescalings.requested(event)
@@ -206,9 +210,9 @@ class PlanChanges:
         if isinstance(result, CannotPlace):
             raise TopologyError(f"{event.name!r} cannot have {counts_named(event.par)}, and stays as it is: {result.reason}")
         placement = result.plans[event.name].placement if isinstance(result, NewPlan) else stay
-        owners = {name: rescaled_key_groups(groups, graph.component(name).par) if name in event.par else groups
-                  for name, groups in topology.key_groups.items()}
-        _take_plan(topology, graph, placement, owners)
+        changed = {name: par for name, par in event.par.items() if par != topology.graph.component(name).par}
+        owners = regrouped(topology, changed, self._master.load(event.name))
+        _take_plan(topology, graph, placement, {**topology.key_groups, **owners})
         return [Say(f"{counts_named(event.par)} from the next batch on", event.name, cause=str(event.cause)),
                 self._master.distribute()]
 

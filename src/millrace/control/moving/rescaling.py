@@ -27,9 +27,11 @@ from millrace.control.waves import IDLE
 from millrace.control.wording import counts_named, groups_named, parts_word, tasks_named, workers_named
 from millrace.errors import NoRoom, TopologyError
 from millrace.model.graph import TaskId, TopologyGraph
-from millrace.model.plan import Plan, fewest_group_moves, rescaled_key_groups
+from millrace.model.load import SAMPLED, Load
+from millrace.model.plan import Plan
 from millrace.model.rescaling import rescaled
 from millrace.schedulers.base import CannotPlace, NewPlan, SchedulingResult
+from millrace.schedulers.redistribution import redistributed
 
 MOST_TRIES = 5  # to hand over key groups, or to let tasks retire
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds between two of them
@@ -43,6 +45,9 @@ class RescaledTopologies(Protocol):
 
     def topology(self, name: str) -> TopologyState:
         """The running topology of that name; `UnknownTopology` if there is none."""
+
+    def load(self, name: str) -> Load:
+        """The load of a topology as of the last window; an empty one if nothing was measured."""
 
     def placed(self, graph: TopologyGraph, plan: Plan) -> SchedulingResult:
         """Slots for the tasks of the graph that the plan has none for."""
@@ -78,10 +83,8 @@ class RescalingControl:
             return [Say(f"already has {counts_named(event.par)}", event.name, cause=str(event.cause))]
         self._check_alone(topology)
         self._places_for(topology, _grown(topology.graph, wanted), counts_named(wanted))
-        owners = {name: rescaled_key_groups(groups, wanted[name]) for name, groups in topology.key_groups.items()
-                  if name in wanted}
-        fewest = sum(fewest_group_moves(topology.key_groups[name], wanted[name]) for name in owners)
-        topology.scaling = Scaling({name: before[name] for name in wanted}, wanted, owners, fewest, event.cause, self.now,
+        owners = regrouped(topology, wanted, self._master.load(event.name))
+        topology.scaling = Scaling({name: before[name] for name in wanted}, wanted, owners, event.cause, self.now,
                                    topology.version, sum(topology.in_flight.values()), entered=self.now, since=self.now)
         changes = ", ".join(f"{name} from {before[name]} to {par}" if par != before[name] else
                             f"{name} to all of its {par}" for name, par in sorted(wanted.items()))
@@ -272,6 +275,13 @@ class RescalingControl:
             topology.graph.name, BY_SCALING, str(scaling.cause), outcome, reason, scaling.from_version, topology.version,
             scaling.began, scaling.switched, self.now, tuple(scaling.handed_over), scaling.in_flight,
             {name: float(par) for name, par in scaling.wanted.items()}, phases))
+
+
+def regrouped(topology: TopologyState, wanted: Mapping[str, int], load: Load) -> dict[str, tuple[int, ...]]:
+    """The owners of the key groups and splits of these components, if they have so many tasks."""
+    sampled = 1 if topology.batched else SAMPLED
+    return {name: redistributed(groups, wanted[name], load.key_groups.get(name, ()), sampled)
+            for name, groups in topology.key_groups.items() if name in wanted}
 
 
 def _grown(graph: TopologyGraph, wanted: Mapping[str, int]) -> TopologyGraph:

@@ -43,7 +43,8 @@ class Relief:
             return f"{text}: their workers are full. {self._tried()}{self._workers(0.0)}"
         if component.keyed and component.par > 1 and len(bottleneck.alone) < UNEVEN * component.par:
             return (f"{text}, while the others have time. Their keys have more tuples than those of others: even the key "
-                    "groups out with `millrace scheduler set balance`, or make the bolt faster")
+                    "groups out with `millrace scheduler set balance`, or with `--balance` beside another scheduler, or make "
+                    "the bolt faster")
         tasks = max(component.par + 1, math.ceil(bottleneck.needed))
         if refused := self._refusal(graph, component.name, tasks):
             tasks = next((fewer for fewer in range(tasks - 1, component.par, -1)

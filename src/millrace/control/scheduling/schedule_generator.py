@@ -14,14 +14,15 @@ from typing import Any
 
 from millrace.control.scheduling.move_costs import MoveCosts
 from millrace.control.scheduling.overload import MARGIN, OverloadWatch, PlaceLoad
-from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Thresholds, review
+from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Thresholds, review
 from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
 from millrace.model.load import Load
+from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.balance import skew
+from millrace.schedulers.balance import Balance, skew
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import check_parameters, parameter, parameters_of, with_parameters
 from millrace.schedulers.problem import Problem
@@ -31,6 +32,7 @@ DECISIONS_KEPT = 200
 MIN_GAIN = 0.02
 OBJECTIVE = ("minimise", "between_workers")  # parameters of schedulers that say what they minimise
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
+BALANCE = "balance"  # the scheduler that the policy puts beside others
 BY_REQUEST = "by request"  # a user wants the plan carried out, whatever it gains
 ENACTED, ADVISED, NO_CHANGE, NOT_WORTH_IT = "enacted", "advised", "no change", "not worth it"
 CANNOT_PLACE, FAILED, OVERTAKEN = "cannot place", "failed", "overtaken"
@@ -54,6 +56,8 @@ class Policy:
     load_period: float | None = parameter(None, "Seconds of a load window. Unset: load.period.secs. Windows are shorter where "
                                                 "that makes them end with the period.", low=0.1)
     time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
+    balance: bool = parameter(False, "Where the scheduler in use leaves everything as it is, give key groups to other tasks by "
+                                     "their load, as scheduler `balance` does.")
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
     strategy: str = parameter("handover", "Strategy of migration by which plans are carried out, see `millrace rebalance`.",
                               choices=tuple(catalogue.STRATEGIES))
@@ -218,9 +222,7 @@ class ScheduleGenerator:
         reason = "; ".join([result.reason, *map(str, result.overload)])
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
-        fills = min(max(self.choice.packing, self.overload - MARGIN), self.overload)
-        thresholds = Thresholds(self.min_gain, self.overload, fills, self.policy.payback)
-        reviewed = review(situation, result.plans, thresholds, self._evidence(), self.choice.objective)
+        reviewed = self._review(situation, result.plans)
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
         if trigger == BY_REQUEST:
@@ -230,6 +232,25 @@ class ScheduleGenerator:
         else:
             outcome, reason = NOT_WORTH_IT, f"{reason} ({reviewed.shortfall})"
         return self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected)
+
+    def balanced(self, situation: Situation, decision: Decision, at: float) -> tuple[NewPlan, Decision] | None:
+        """The plans that only give key groups to other tasks, with the decision on them, if the policy asks for that, the
+        decision on the scheduler's own answer leaves everything as it is, and they are accepted."""
+        if not self.policy.balance or decision.outcome not in (NO_CHANGE, NOT_WORTH_IT):
+            return None
+        changed, reasons = Balance().regrouped(situation.graphs, situation.load, situation.plan)
+        plans = {graph.name: changed.get(graph.name, situation.plan[graph.name]) for graph in situation.graphs}
+        if not changed or not (reviewed := self._review(situation, plans)).accepted:
+            return None
+        reason = "; ".join(reasons)
+        outcome = ADVISED if self.policy.dry_run else ENACTED
+        trigger = ASKED if decision.trigger == BY_REQUEST else decision.trigger  # the request was for the scheduler's own plan
+        return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
+
+    def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
+        fills = min(max(self.choice.packing, self.overload - MARGIN), self.overload)
+        thresholds = Thresholds(self.min_gain, self.overload, fills, self.policy.payback)
+        return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
 
     def _evidence(self) -> Evidence:
         """Without a window there is only the estimate to go by."""
@@ -241,10 +262,11 @@ class ScheduleGenerator:
         return self._decided(trigger, FAILED, error, at)
 
     def _decided(self, trigger: str, outcome: str, reason: str, at: float, moved: tuple[str, ...] = (),
-                 expected: Mapping[str, Any] | None = None) -> Decision:
+                 expected: Mapping[str, Any] | None = None, by: str = "") -> Decision:
+        """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use."""
         last = self.decisions[-1] if self.decisions else None
-        decision = Decision(self._number + 1, at, self.choice.name, dict(self.choice.parameters), trigger, outcome, reason,
-                            moved, expected or {})
+        scheduler, parameters = (by, {}) if by else (self.choice.name, dict(self.choice.parameters))
+        decision = Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {})
         same = last is not None and replace(decision, number=last.number, at=last.at, times=last.times) == last
         if last is not None and same and outcome != ENACTED:
             decision = replace(last, at=at, times=last.times + 1)  # repeats share one entry

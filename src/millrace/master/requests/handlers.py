@@ -21,7 +21,6 @@ from millrace.master.scheduling.elastic import Elasticity
 from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.model.graph import ACKER, TaskId
-from millrace.model.plan import fewest_group_moves
 
 
 class TopologyVerbs:
@@ -100,11 +99,11 @@ class TopologyVerbs:
         wanted = {component: list(topology.scaling.owners[component] if topology.scaling is not None
                                   and component in topology.scaling.owners else topology.key_groups[component])
                   for component in owners}
+        fewest = sum(old != new for component, groups in owners.items()
+                     for old, new in zip(groups, wanted[component], strict=True))
         return {"topology": name, "from": before, "to": par, "version": topology.version, "batched": topology.batched,
                 "changed": before != par, "key_groups": wanted, "splits": sorted(topology.graph.splits.keys() & par.keys()),
-                "key_groups_moved": sum(old != new for component, groups in owners.items()
-                                        for old, new in zip(groups, wanted[component])) if topology.batched else 0,
-                "key_groups_minimum": sum(fewest_group_moves(groups, par[component]) for component, groups in owners.items())}
+                "key_groups_moved": fewest if topology.batched else 0, "key_groups_minimum": fewest}
 
     def _regroup(self, request: MasterRequest) -> dict[str, Any]:
         """Change the owners of key groups: group -> index of a task. `topology` defaults to the one that has the component."""

@@ -27,7 +27,8 @@ from millrace.control.scheduling.bottlenecks import Bottlenecks
 from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
-from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Decision, Policy, ScheduleGenerator
+from millrace.control.scheduling.scaled_topologies import ScaledTopologies
+from millrace.control.scheduling.schedule_generator import BALANCE, ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.topology_state import TopologyState
@@ -120,6 +121,7 @@ class SchedulingLoop:
         self.elastic = Elasticity(port, self._record_elastic)
         self.hot_groups = HotGroups()
         self.bottlenecks = Bottlenecks()
+        self._scaled = ScaledTopologies()
         self.overloads = OverloadWarnings()
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
         if self._history_url not in (None, KEEP_NOTHING):
@@ -172,12 +174,17 @@ class SchedulingLoop:
         """Ask the scheduler, if it is time."""
         situation = self.situation()
         pressed = bool(self.bottlenecks.lasting())
+        topologies = self._port.state.topologies
+        self._scaled.observe(topology.graph for topology in topologies.values())
         if self.generator.choice.name == OFF or self.asking or not situation.graphs:
             self.generator.take(sample, situation.cluster, pressed)
             return
         measured = self.generator.observe(situation)
         if measured is not None:
             self._record_decision(measured)
+        if (not self.generator.cooling(now) and not self._under_way(topologies)
+                and self._scaled.settled(situation.graphs, sample.loads)):
+            self.generator.ask()
         trigger = self.generator.due(now, sample, situation.cluster, pressed)
         if trigger is not None:
             self._ask(situation, trigger)
@@ -188,7 +195,7 @@ class SchedulingLoop:
         off = self.generator.choice.name == OFF
         bottlenecks, places = self.bottlenecks.lasting(), self.generator.overloaded()
         if (bottlenecks or places) and not off and (last is None or last.outcome == ENACTED or last.scheduler
-                                                    != self.generator.choice.name):
+                                                    not in (self.generator.choice.name, BALANCE)):
             return  # it may still be relieved
         scaled = self.elastic.models()
         patient = {(each.topology, each.component) for each in self.bottlenecks.lasting(ELASTIC_WINDOWS)}
@@ -210,6 +217,7 @@ class SchedulingLoop:
         self._monitor.forget(topology)
         self._estimates.forget(topology)
         self.bottlenecks.forget(topology)
+        self._scaled.forget(topology)
         self.load.pop(topology, None)
         self.elastic.forget(topology)
         self._record_migrations(self.migrations.forget(topology))
@@ -253,6 +261,10 @@ class SchedulingLoop:
         else:
             self._reported = ""
         self._record_decision(decision)
+        balanced = self.generator.balanced(situation, decision, time.time())
+        if balanced is not None:
+            plans, beside = balanced
+            self._record_decision(self._enact(situation, plans, beside) if beside.outcome == ENACTED else beside)
 
     def _failed(self, decision: Decision) -> None:
         self._report_once(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "

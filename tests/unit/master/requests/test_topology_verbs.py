@@ -10,6 +10,7 @@ from millrace.api.grouping import Grouping
 from millrace.control.events import (
     Event,
     Killed,
+    LoadEstimated,
     Moved,
     Paused,
     Regrouped,
@@ -24,6 +25,7 @@ from millrace.errors import TopologyError, UnknownName, UnknownTopology
 from millrace.master.requests.handlers import TopologyVerbs
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph
+from millrace.model.load import Load
 
 LINES = ComponentDef("lines", "spout", "m:C", 2, {}, (StreamDef("default", ("line",)),), (), False, "next_tuple", movable=True)
 COUNT = ComponentDef("count", "bolt", "m:C", 2, {}, (), (Input("lines", "default", Grouping.fields("line")),), False, "process")
@@ -120,6 +122,16 @@ def test_an_unknown_task_is_an_error_that_lists_the_running_ones() -> None:
         FakeMaster("words").ask("move", task="ghost[0]", slot=1)
     with pytest.raises(UnknownTopology, match="no topology named 'ghost' is running; running: words"):
         FakeMaster("words").ask("pause", topology="ghost")
+
+
+def test_the_least_number_of_key_groups_that_move_is_that_for_the_distribution_aimed_at() -> None:
+    master = FakeMaster("words")
+    master.run()
+    groups = len(master.state.topologies["words"].key_groups["count"])
+    counts = [1e6] + [1e4] * (groups - 1)
+    master.state.handle(LoadEstimated({"words": Load(10.0, key_groups={"count": counts})}))
+    answer = master.ask("scale", par={"count": 3})
+    assert answer["key_groups"]["count"][0] == 2 and answer["key_groups_minimum"] == 1, "only the hot group moves"
 
 
 def test_key_groups_are_given_to_other_tasks() -> None:
