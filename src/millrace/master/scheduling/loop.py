@@ -50,7 +50,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
@@ -225,26 +225,22 @@ class SchedulingLoop:
 
     def _ask(self, situation: Situation, trigger: str) -> None:
         choice, policy = self.generator.choice, self.generator.policy
-        request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation.to_json()}
+        request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation}
 
         def done(answer: SchedulerAnswer | SchedulerFailed) -> None:  # on another thread
+            result = _read(situation, answer)
             with suppress(MillraceError):  # the master is ending
-                self._port.call(lambda: self._answered(situation, trigger, choice, answer))
+                self._port.call(lambda: self._answered(situation, trigger, choice, result))
 
         self.asking = True
         self._process.ask(request, policy.time_limit, done)
 
-    def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: SchedulerAnswer | SchedulerFailed) -> None:
+    def _answered(self, situation: Situation, trigger: str, choice: Choice, result: SchedulingResult | SchedulerFailed) -> None:
         self.asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
-        if isinstance(answer, SchedulerFailed):
-            self._failed(self.generator.failed(str(answer), trigger, time.time()))
-            return
-        try:
-            result = check_result(situation, result_from_json(answer))
-        except (MillraceError, KeyError, TypeError, ValueError) as error:
-            self._failed(self.generator.failed(str(error), trigger, time.time()))
+        if isinstance(result, SchedulerFailed):
+            self._failed(self.generator.failed(str(result), trigger, time.time()))
             return
         self.unplaced = result.reason if isinstance(result, CannotPlace) else ""
         decision = self.generator.decide(situation, result, trigger, time.time())
@@ -460,3 +456,13 @@ class SchedulingLoop:
 
 def _can_be_planned(topology: TopologyState) -> bool:
     return topology.status in (RUNNING, PAUSED) and len(topology.places) == len(topology.graph.tasks())
+
+
+def _read(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> SchedulingResult | SchedulerFailed:
+    """The scheduler's answer, checked; called beside the master's thread, since a large plan takes a while."""
+    if isinstance(answer, SchedulerFailed):
+        return answer
+    try:
+        return check_result(situation, result_from_json(answer))
+    except (MillraceError, KeyError, TypeError, ValueError) as error:
+        return SchedulerFailed(str(error))
