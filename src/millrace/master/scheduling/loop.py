@@ -35,7 +35,7 @@ from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.control.workers import machine_of
 from millrace.elastic.elastic_loop import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
-from millrace.master.load.cluster_links import ClusterLinks
+from millrace.master.load.cluster_links import NO_COSTS, ClusterLinks
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.history_tables import PastWindow
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
@@ -52,6 +52,7 @@ from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import parameters_of
+from millrace.schedulers.problem import COST
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
 
@@ -153,7 +154,9 @@ class SchedulingLoop:
         plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}
         workers = {slot: process.meters for slot, process in self._port.processes().items() if process.meters is not None}
         machines = {slot: machine_of(worker) for slot, worker in state.workers.items()}
-        self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), self.links.end_window(state.workers)))
+        self.links.end_window(state.workers)
+        links = self.links.costs if _needs_links(self.generator.choice) else NO_COSTS
+        self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), links))
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
         self.load = self._estimates.add(sample.loads)
@@ -220,6 +223,11 @@ class SchedulingLoop:
         planned = [topology for topology in state.topologies.values() if _can_be_planned(topology)]
         return Situation(tuple(topology.graph for topology in planned), state.cluster(), dict(self.load),
                          {name: topology.plan for name, topology in state.topologies.items()})
+
+    def situation_with_links(self) -> Situation:
+        """The same with the costs of links, which it has otherwise only for schedulers that need them."""
+        situation = self.situation()
+        return replace(situation, cluster=replace(situation.cluster, links=self.links.costs))
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -456,6 +464,11 @@ class SchedulingLoop:
 
 def _can_be_planned(topology: TopologyState) -> bool:
     return topology.status in (RUNNING, PAUSED) and len(topology.places) == len(topology.graph.tasks())
+
+
+def _needs_links(choice: Choice) -> bool:
+    """True if plans of the scheduler may depend on the costs of links. What a user's own scheduler reads is not known."""
+    return ":" in choice.name or choice.objective.get("minimise") == COST
 
 
 def _read(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> SchedulingResult | SchedulerFailed:
