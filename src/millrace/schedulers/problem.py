@@ -386,7 +386,8 @@ def numbers_of(own: Mapping[TaskId, int], pairs: Collection[tuple[TaskId, TaskId
 
 def per_second(counts: Iterable[float], load: Load) -> Floats:
     """What was counted in the window of this load, per second."""
-    return np.fromiter(counts, np.float64) / load.window_seconds
+    with np.errstate(over="ignore"):  # `clean` limits it
+        return np.fromiter(counts, np.float64) / load.window_seconds
 
 
 def in_bytes(tuples: Floats, size: Floats) -> Floats:
