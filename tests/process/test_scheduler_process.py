@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -54,7 +55,7 @@ def begin(scheduler_process: SchedulerProcess, scheduler: str, time_limit: float
           **request: Any) -> Future[SchedulerAnswer | SchedulerFailed]:
     future: Future[SchedulerAnswer | SchedulerFailed] = Future()
     name = scheduler if ":" in scheduler or scheduler in ("even", "otd") else f"support.user_schedulers:{scheduler}"
-    scheduler_process.ask({"scheduler": name, "parameters": {}, "situation": SITUATION.to_json(), **request}, time_limit,
+    scheduler_process.ask({"scheduler": name, "parameters": {}, "situation": SITUATION, **request}, time_limit,
                           future.set_result)
     return future
 
@@ -165,6 +166,19 @@ def test_numpy_numbers_become_python_numbers(scheduler_process: SchedulerProcess
     assert all(type(slot) is int for slot in result.plans["words"].placement.values())
 
 
+def test_a_situation_is_encoded_beside_the_thread_that_asks(scheduler_process: SchedulerProcess,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, to_json = [], Situation.to_json
+
+    def noted(situation: Situation) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return to_json(situation)
+
+    monkeypatch.setattr(Situation, "to_json", noted)
+    assert_usable(scheduler_process)
+    assert threads == ["millrace scheduler"]
+
+
 def test_an_invalid_request(scheduler_process: SchedulerProcess) -> None:
     assert "format" in str(ask(scheduler_process, "even", situation={"format": "x"}))
     assert isinstance(ask(scheduler_process, "even", situation=object()), SchedulerFailed)
@@ -176,7 +190,7 @@ def test_a_callback_that_raises(scheduler_process: SchedulerProcess) -> None:
     def done(answer: SchedulerAnswer | SchedulerFailed) -> None:
         raise RuntimeError("not now")
 
-    scheduler_process.ask({"scheduler": "even", "parameters": {}, "situation": SITUATION.to_json()}, SECONDS, done)
+    scheduler_process.ask({"scheduler": "even", "parameters": {}, "situation": SITUATION}, SECONDS, done)
     assert_usable(scheduler_process)
 
 
@@ -191,7 +205,7 @@ def test_a_large_request_and_a_large_answer(scheduler_process: SchedulerProcess)
     made = Even().schedule((graph,), CLUSTER, {}, {})
     assert isinstance(made, NewPlan)
     large = Situation((graph,), CLUSTER, {}, made.plans)
-    answer = ask(scheduler_process, "Shuffles", situation=large.to_json())
+    answer = ask(scheduler_process, "Shuffles", situation=large)
     assert isinstance(answer, dict), answer
     assert isinstance(check_result(large, result_from_json(answer)), NewPlan)
 

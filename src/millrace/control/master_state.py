@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from millrace.config import LEAVE_LIMIT, RESTART_WAIT, settings_without_effect
@@ -198,10 +198,10 @@ class MasterState:
         if held:
             commands += self._start_kept(event.slot)
         self._slots.joined(event.slot)
-        for topology in self.topologies.values():
-            if self._placement.unplaced(topology):
-                commands += self.place(topology, f"worker {event.slot} joined")
-            else:
+        unplaced = {name: topology for name, topology in self.topologies.items() if self._placement.unplaced(topology)}
+        commands += self._placement.place(list(unplaced.values()), f"worker {event.slot} joined")
+        for name, topology in self.topologies.items():
+            if name not in unplaced:
                 commands += self._plan_changes.move_home(topology, event.slot)
         return [*commands, self.distribute()]
 
@@ -220,16 +220,19 @@ class MasterState:
         del self.workers[event.slot]
         text = f"worker {event.slot} has ended" if intended else f"worker {event.slot} lost: {event.cause}"
         commands: list[Command] = [Say(text, level="info" if intended else "warning", cause=event.cause, tasks=hosted)]
-        for topology in self.topologies.values():
-            lost = [task for task, place in topology.places.items() if place.slot == event.slot]
-            homes = topology.handover.returning_to() - {event.slot}
+        lost: dict[str, list[TaskId]] = {}
+        returns: list[tuple[TopologyState, int]] = []
+        for name, topology in self.topologies.items():
+            there = [task for task, place in topology.places.items() if place.slot == event.slot]
+            returns += [(topology, slot) for slot in sorted(topology.handover.returning_to() - {event.slot})]
             stranded, ends = self._leave_topology(topology, event.slot)
             commands += ends
             self._migrations.lost(topology, event.slot, event.generation)
-            if lost or stranded:
-                commands += self.lose(topology, [*lost, *stranded], text)
-            for slot in sorted(homes):  # the loss may have ended a return
-                commands += self._plan_changes.move_home(topology, slot)
+            if there or stranded:
+                lost[name] = [*there, *stranded]
+        commands += self._lose(lost, text)
+        for topology, slot in returns:  # the loss may have ended them
+            commands += self._plan_changes.move_home(topology, slot)
         return [*commands, *self._slots.gone(event.slot), self.distribute()]
 
     def _leave_topology(self, topology: TopologyState, slot: int) -> tuple[list[TaskId], list[Command]]:
@@ -261,13 +264,21 @@ class MasterState:
         return self._lost(WorkerLost(slot, self.workers[slot].address.generation, cause))
 
     def lose(self, topology: TopologyState, tasks: Iterable[TaskId], cause: str) -> list[Command]:
-        sources = {task: topology.places.pop(task).slot for task in tasks}
-        topology.losses += 1
-        if not topology.batched:
-            topology.recovery = Recovery(str(Cause(LOSS, cause)), self._handovers.now, topology.version, sources,
-                                         sum(topology.in_flight.values())).after(topology.recovery)
-        placed = self.place(topology, cause)
-        return [*placed, *self._recovered(topology)] if topology.status in (RUNNING, PAUSED) else placed
+        return self._lose({topology.graph.name: tasks}, cause)
+
+    def _lose(self, lost: Mapping[str, Iterable[TaskId]], cause: str) -> list[Command]:
+        """Find new places for lost tasks, of all topologies in one go. `lost`: by topology."""
+        for name, tasks in lost.items():
+            topology = self.topologies[name]
+            sources = {task: topology.places.pop(task).slot for task in tasks}
+            topology.losses += 1
+            if not topology.batched:
+                topology.recovery = Recovery(str(Cause(LOSS, cause)), self._handovers.now, topology.version, sources,
+                                             sum(topology.in_flight.values())).after(topology.recovery)
+        topologies = [self.topologies[name] for name in lost]
+        commands = self._placement.place(topologies, cause)
+        return [*commands, *(record for topology in topologies if topology.status in (RUNNING, PAUSED)
+                             for record in self._recovered(topology))]
 
     def _recovered(self, topology: TopologyState) -> list[Command]:
         """The record of a loss whose tasks work again."""
@@ -440,7 +451,7 @@ class MasterState:
 
     def place(self, topology: TopologyState, cause: str) -> list[Command]:
         """Find a slot for every task that has none; other tasks stay where they are."""
-        return self._placement.place(topology, cause)
+        return self._placement.place([topology], cause)
 
     def load(self, name: str) -> Load:
         """The load of a topology as of the last window; an empty one if nothing was measured."""
@@ -449,7 +460,7 @@ class MasterState:
     def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
         """Slots for the tasks of the graph that the plan has none for, leaving all other tasks where they are. `without`: slots
         that count as gone."""
-        return self._placement.placed(graph, plan, without).result
+        return self._placement.placed(graph, plan, without)
 
     # -- assignments --------------------------------------------------------------------------------------------------
 

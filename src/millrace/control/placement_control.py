@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from millrace.control.assignment import Place
@@ -16,7 +16,7 @@ from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
-from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, key_groups_for
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult, key_groups_for
 
 
 class PlacedTopologies(Protocol):
@@ -61,15 +61,23 @@ class PlacementControl:
 
     def place_waiting(self, cause: str) -> list[Command]:
         """Try again to place the topologies that wait although there are workers: there may be room now."""
-        waiting = [topology for topology in self._master.topologies.values() if topology.status == WAITING]
-        return [command for topology in waiting if self._master.workers and self.unplaced(topology)
-                for command in self.place(topology, cause)]
+        if not self._master.workers:
+            return []
+        return self.place([topology for topology in self._master.topologies.values()
+                           if topology.status == WAITING and self.unplaced(topology)], cause)
 
-    def place(self, topology: TopologyState, cause: str) -> list[Command]:
-        """Find a slot for every task that has none; other tasks stay where they are."""
+    def place(self, topologies: Sequence[TopologyState], cause: str) -> list[Command]:
+        """Find a slot for every task of these topologies that has none; other tasks stay where they are."""
+        if not topologies:
+            return []
+        placed = self._placed({topology.graph.name: (topology.graph, topology.plan) for topology in topologies})
+        return [command for topology in topologies
+                for command in self._take(topology, placed[topology.graph.name], cause)]
+
+    def _take(self, topology: TopologyState, placed: Placed, cause: str) -> list[Command]:
+        """Use the slots that were found for the topology's tasks."""
         name, topology.restarts_because = topology.graph.name, cause
         unplaced = self.unplaced(topology)
-        placed = self.placed(topology.graph, topology.plan)
         notes: list[Command] = [Say(placed.warning, name, "warning", cause)] if placed.warning else []
         if isinstance(placed.result, CannotPlace):
             if topology.status != STOPPING:
@@ -94,13 +102,16 @@ class PlacementControl:
                          cause=cause, tasks=tuple(unplaced)))
         return [*notes, *self._master.roll_back(topology)] if topology.waves is not None else notes
 
-    def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> Placed:
+    def placed(self, graph: TopologyGraph, plan: Plan, without: Collection[int] = ()) -> SchedulingResult:
         """Slots for the tasks of the graph that the plan has none for, leaving all other tasks where they are. `without`: slots
         that count as gone."""
-        others = [topology for name, topology in self._master.topologies.items() if name != graph.name]
+        return self._placed({graph.name: (graph, plan)}, without)[graph.name].result
+
+    def _placed(self, asked: Mapping[str, tuple[TopologyGraph, Plan]], without: Collection[int] = ()) -> dict[str, Placed]:
+        others = [topology for name, topology in self._master.topologies.items() if name not in asked]
         cluster = self._master.cluster(without)
         live = {slot.number for slot in cluster.slots}
         whole = [topology.graph for topology in others if len(topology.places) == len(topology.graph.tasks())
                  and all(place.slot in live for place in topology.places.values())]
-        plans = {**{topology.graph.name: topology.plan for topology in others}, graph.name: plan}
-        return self._tasks.place(graph, whole, cluster, plans)
+        plans = {topology.graph.name: topology.plan for topology in others} | {name: plan for name, (_, plan) in asked.items()}
+        return self._tasks.place_all([graph for graph, _ in asked.values()], whole, cluster, plans)

@@ -61,7 +61,7 @@ class Otd(Objective):
         if problem.count and not problem.nodes:
             return problem.no_slots()
         if (problem.current < 0).any():  # tasks without a worker come first: their effect is not measured yet
-            return place_homeless(problem)
+            return place_homeless(problem, self.packing)
         workers = _Workers.of(problem, load, self)
         if workers.high.any() and workers.low.any():
             move, reason = self._balance(workers)

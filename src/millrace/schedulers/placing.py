@@ -55,7 +55,7 @@ def slot_saving(problem: Problem, task: int, assignment: Ints, slots: Ints) -> F
 def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
     """The assignment with a slot for every task that has none; nothing else moves. Each goes to the node with room, on the node
     and in one of its workers, where its traffic costs least; if only nodes have room, to one of these; else to the least
-    loaded."""
+    loaded. `capacity`: the share of a node and of a worker up to which it has room."""
     assignment = assignment.copy()
     missing = np.flatnonzero(assignment < 0)
     if not len(missing):
@@ -63,7 +63,7 @@ def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
     nodes = problem.nodes_of(assignment)
     used, counts = problem.node_used(assignment), _node_counts(problem, assignment)
     limit = problem.node_limit * capacity * ROUNDING
-    board = SlotBoard(problem, assignment)
+    board = SlotBoard(problem, assignment, capacity)
     for task in by_traffic(problem, missing).tolist():
         need = problem.needs[:, task, np.newaxis]
         room: Flags = np.all(used + need <= limit, axis=0)
@@ -77,10 +77,10 @@ def complete(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
     return board.assignment
 
 
-def place_homeless(problem: Problem) -> SchedulingResult:
-    """Places every task that has no slot; nothing else moves."""
+def place_homeless(problem: Problem, capacity: float = 1.0) -> SchedulingResult:
+    """Places every task that has no slot; nothing else moves. `capacity`: as in `complete`."""
     missing = int((problem.current < 0).sum())
-    return problem.answer(complete(problem, problem.current), f"{missing} tasks that had no worker are placed")
+    return problem.answer(complete(problem, problem.current, capacity), f"{missing} tasks that had no worker are placed")
 
 
 def slots_within(problem: Problem, nodes: Ints) -> Ints:
@@ -99,12 +99,12 @@ def slots_within(problem: Problem, nodes: Ints) -> Ints:
 
 
 class SlotBoard:
-    """Load and task counts of the slots while tasks are placed on them."""
+    """Load and task counts of the slots while tasks are placed on them. `capacity`: the share of a worker that may be used."""
 
-    def __init__(self, problem: Problem, assignment: Ints) -> None:
+    def __init__(self, problem: Problem, assignment: Ints, capacity: float = 1.0) -> None:
         self.problem, self.assignment = problem, assignment
         self.used = problem.slot_used(assignment)
-        self.most = problem.slot_limit * ROUNDING
+        self.most = problem.slot_limit * capacity * ROUNDING
         self.counts = problem.slot_tasks_taken + np.bincount(assignment[assignment >= 0], minlength=len(self.most[0]))
         order = np.argsort(problem.slot_node, kind="stable")
         first = np.searchsorted(problem.slot_node[order], np.arange(problem.nodes + 1))

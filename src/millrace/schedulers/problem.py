@@ -7,9 +7,11 @@ number), so equal questions give equal arrays. An assignment is an array: the sl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -94,7 +96,7 @@ class Problem:
     def of(cls, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
            plan: Mapping[str, Plan], minimise: str = TUPLES, between_workers: float = 0.0) -> Problem:
         tasks = tuple((graph.name, task) for graph in graphs for task in graph.tasks())
-        index = {key: number for number, key in enumerate(tasks)}
+        numbers = _numbered(graphs)
         slots = sorted(cluster.slots, key=lambda slot: slot.number)
         slot_index = {slot.number: position for position, slot in enumerate(slots)}
         nodes = sorted({slot.node for slot in slots})
@@ -104,14 +106,14 @@ class Problem:
         names = {graph.name for graph in graphs}
         others = _others(names, load, plan, slot_index, slot_node, len(nodes))
         current = np.full(len(tasks), NOWHERE, dtype=np.int64)
-        for name, old in plan.items():
-            for task, slot in old.placement.items():
-                if (name, task) in index and slot in slot_index:
-                    current[index[name, task]] = slot_index[slot]
+        for name, own in numbers.items():
+            for task, slot in plan[name].placement.items() if name in plan else ():
+                if task in own and slot in slot_index:
+                    current[own[task]] = slot_index[slot]
         measured = [load[name].tasks.get(task) if name in load else None for name, task in tasks]
         declared = demands(graphs, max((by_name[name].mhz for name in nodes), default=0.0))
         settling = {(name, task) for name, topology_load in load.items() for task in topology_load.settling}
-        traffic = _edges(index, load, minimise)
+        traffic = _edges(numbers, load, minimise)
         threaded = {(graph.name, part.name) for graph in graphs for part in graph.components if part.blocking}
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
@@ -209,16 +211,20 @@ class Problem:
         return float(self.tuples[near].sum())
 
     def cost(self, assignment: Ints) -> float:
-        """The value that schedulers minimise, per second: each edge's weight times the cost of the way between its tasks.
-        Traffic of a task without a slot costs as much as between two nodes."""
+        """The value that schedulers minimise, per second: each edge's weight times the cost of the way between its tasks."""
+        return float(self.ways(assignment, self.left, self.right) @ self.rate)
+
+    def ways(self, assignment: Ints, left: Ints, right: Ints) -> Floats:
+        """The cost of a unit of traffic between each of the tasks `left` and the one in `right`. Traffic of a task without a
+        slot costs as much as between two nodes."""
         nodes = self.nodes_of(assignment)
-        one, other = nodes[self.left], nodes[self.right]
+        one, other = nodes[left], nodes[right]
         unplaced = (one == NOWHERE) | (other == NOWHERE)
-        near = self.between_workers * (assignment[self.left] != assignment[self.right])
-        each = np.where((one != other) | unplaced, 1.0, near)
+        near = self.between_workers * (assignment[left] != assignment[right])
+        each: Floats = np.where((one != other) | unplaced, 1.0, near)
         if self.distance is not None:
             each = np.where((one != other) & ~unplaced, self.distance[one, other], each)
-        return float(each @ self.rate)
+        return each
 
     def in_words(self, cost: float, digits: int = 0) -> str:
         """A cost with its unit."""
@@ -342,34 +348,49 @@ class _Edges(NamedTuple):
     weight: Floats  # per second, in the unit that is minimised
 
 
-def _edges(index: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load], minimise: str) -> _Edges:
-    """Traffic in both directions between two tasks as one edge; a task that sends to itself has no edge."""
-    left: list[int] = []
-    right: list[int] = []
-    tuples: list[float] = []
-    size: list[float] = []  # NaN: not measured; empty if only tuples count
-    numbers: dict[str, dict[TaskId, int]] = {}
-    for (name, task), number in index.items():
-        numbers.setdefault(name, {})[task] = number
+def _numbered(graphs: Sequence[TopologyGraph]) -> dict[str, dict[TaskId, int]]:
+    """The number of each task, by topology."""
+    count, numbers = 0, {}
+    for graph in graphs:
+        own = graph.tasks()
+        numbers[graph.name] = dict(zip(own, range(count, count + len(own))))
+        count += len(own)
+    return numbers
+
+
+def _edges(numbers: Mapping[str, Mapping[TaskId, int]], load: Mapping[str, Load], minimise: str) -> _Edges:
+    """Traffic in both directions between two tasks as one edge; a task that sends to itself has no edge. `numbers`: of
+    the tasks, by topology."""
+    ends, tuples, size = [np.zeros((2, 0), dtype=np.int64)], [np.zeros(0)], [np.zeros(0)]
     for name, own in numbers.items():
         measured = load.get(name, Load())
-        seconds = measured.window_seconds
-        if not (seconds > 0 and math.isfinite(seconds)):
+        if not (measured.window_seconds > 0 and math.isfinite(measured.window_seconds)):
             continue
-        for pair, sent in measured.traffic.items():
-            one, other = own.get(pair[0]), own.get(pair[1])
-            if one is not None and other is not None and one != other:
-                left.append(min(one, other))
-                right.append(max(one, other))
-                tuples.append(sent / seconds)
-                if minimise != TUPLES:
-                    size.append(measured.traffic_bytes.get(pair, math.nan) / seconds)
-    rates = clean(tuples)
-    return _joined(np.array(left, dtype=np.int64), np.array(right, dtype=np.int64), rates,
-                   rates if minimise == TUPLES else _bytes(rates, np.array(size, dtype=np.float64)), len(index))
+        pairs = numbers_of(own, measured.traffic)
+        kept = np.flatnonzero((pairs >= 0).all(axis=0) & (pairs[0] != pairs[1]))
+        ends.append(np.sort(pairs[:, kept], axis=0))
+        tuples.append(per_second(measured.traffic.values(), measured)[kept])
+        if minimise != TUPLES:
+            sizes = map(measured.traffic_bytes.get, measured.traffic, repeat(math.nan))
+            size.append(per_second(sizes, measured)[kept])
+    (left, right), rates = np.concatenate(ends, axis=1), clean(np.concatenate(tuples))
+    return _joined(left, right, rates, rates if minimise == TUPLES else in_bytes(rates, np.concatenate(size)),
+                   sum(map(len, numbers.values())))
 
 
-def _bytes(tuples: Floats, size: Floats) -> Floats:
+def numbers_of(own: Mapping[TaskId, int], pairs: Collection[tuple[TaskId, TaskId]]) -> Ints:
+    """(2, pairs): the number of either task of each pair, or NOWHERE."""
+    ends = [map(own.get, map(itemgetter(end), pairs), repeat(NOWHERE)) for end in (0, 1)]
+    return np.stack([np.fromiter(end, np.int64, len(pairs)) for end in ends])
+
+
+def per_second(counts: Iterable[float], load: Load) -> Floats:
+    """What was counted in the window of this load, per second."""
+    with np.errstate(over="ignore"):  # `clean` limits it
+        return np.fromiter(counts, np.float64) / load.window_seconds
+
+
+def in_bytes(tuples: Floats, size: Floats) -> Floats:
     """Bytes per second of each pair. Tuples of a pair that was not measured count as large as the mean of the others, and as
     one byte if no pair was."""
     known = np.isfinite(size)

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import pytest
 from story import COUNT0, COUNT1, LINES, TOP0, TOP1, Story, graph, said
 
 from millrace.config import COMPONENT_CPU, COMPONENT_MEMORY, WORKERS
-from millrace.control.events import Command, Killed, LoadEstimated, SchedulerChosen, Submitted, Ticked, WorkerJoined
+from millrace.control.events import (
+    ClusterMeasured,
+    Command,
+    Killed,
+    LoadEstimated,
+    SchedulerChosen,
+    Submitted,
+    Ticked,
+    WorkerJoined,
+)
 from millrace.control.scheduling import task_placement
 from millrace.control.topology_status import STARTING, WAITING
 from millrace.model.cluster import Node, Slot
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
-from millrace.schedulers.base import NoChange
+from millrace.schedulers.base import NoChange, SchedulingResult
 from millrace.schedulers.even import Even
+from millrace.schedulers.parameters import parameters_of
+from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 
 WITHOUT_OWN_RULE = sorted(set(SCHEDULERS) - {"even", "tstorm", "resource-aware"})
 TRAFFIC_AWARE = sorted(set(SCHEDULERS) - {"even", "resource-aware"})
+WITH_OBJECTIVE = [name for name in TRAFFIC_AWARE if "minimise" in parameters_of(make_scheduler(name))]
 MEMORY = 1024
 
 
@@ -39,8 +54,8 @@ class Nodes(Story):
         node = Node(self.node_of[slot], 4, 1000.0, MEMORY)
         return self.on(WorkerJoined(slot, self.generation, node, f"boot of {node.name}", f"executor {slot}", f"ipc {slot}", ""))
 
-    def choose(self, name: str) -> list[Command]:
-        return self.on(SchedulerChosen(name, make_scheduler(name)))
+    def choose(self, name: str, **parameters: Any) -> list[Command]:
+        return self.on(SchedulerChosen(name, make_scheduler(name, parameters)))
 
     def measured(self, mhz: dict[TaskId, float], traffic: dict[tuple[TaskId, TaskId], float] | None = None) -> None:
         load = Load(1.0, {task: TaskLoad(cpu_mhz=used) for task, used in mhz.items()}, traffic or {})
@@ -141,6 +156,86 @@ def test_a_lost_task_does_not_overload_the_node_where_its_traffic_is(name: str) 
     story.measured({LINES: 100.0, COUNT0: 600.0, COUNT1: 100.0, TOP0: 700.0, TOP1: 100.0}, {(COUNT0, TOP0): 500.0})
     story.lose(story.places()[COUNT0].slot)
     assert story.places()[COUNT0].slot != story.places()[TOP0].slot, "a worker has one core of 1,000 MHz"
+
+
+WITH_PACKING = [("erstream", "u"), ("online", "limit"), ("otd", "high"), ("slstream", "capacity"), ("multilevel", "capacity"),
+                ("optimal", "capacity"), ("tstorm", "capacity")]
+
+
+@pytest.mark.parametrize(("name", "packing"), WITH_PACKING)
+def test_a_lost_task_fills_a_worker_no_further_than_the_scheduler_does(name: str, packing: str) -> None:
+    for share, together in ((0.8, False), (1.0, True)):
+        story = Nodes([0], [1], [2], [3], [4], scheduler=name).running()
+        story.choose(name, **{packing: share})
+        story.measured({LINES: 100.0, COUNT0: 300.0, COUNT1: 100.0, TOP0: 600.0, TOP1: 100.0}, {(COUNT0, TOP0): 500.0})
+        story.lose(story.places()[COUNT0].slot)
+        assert (story.places()[COUNT0].slot == story.places()[TOP0].slot) == together, "900 of the 1,000 MHz of a core"
+
+
+@pytest.mark.parametrize("name", WITH_OBJECTIVE)
+def test_a_lost_task_goes_where_the_cost_that_is_minimised_is_least(name: str) -> None:
+    story = Nodes([0], [1], [2], [3], [4], scheduler=name).running()
+    beside, lost = story.node_of[story.places()[TOP0].slot], story.places()[COUNT0].slot
+    near = next(node for slot, node in reversed(story.node_of.items()) if node != beside and slot != lost)
+    links = {pair: 1.0 if near in pair else 50.0 for pair in combinations(sorted(set(story.node_of.values())), 2)}
+    story.on(ClusterMeasured(links=links))
+    story.choose(name, minimise="cost")
+    story.measured({LINES: 100.0, COUNT0: 600.0, COUNT1: 100.0, TOP0: 700.0, TOP1: 100.0}, {(COUNT0, TOP0): 500.0})
+    story.lose(lost)
+    assert story.node_of[story.places()[COUNT0].slot] == near, "where its traffic goes there is no room"
+
+
+# -- several topologies --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    """What schedulers without a rule of their own are asked."""
+    problems: list[Problem] = []
+    homeless = task_placement.place_homeless
+
+    def noted(problem: Problem, capacity: float) -> SchedulingResult:
+        problems.append(problem)
+        return homeless(problem, capacity)
+
+    monkeypatch.setattr(task_placement, "place_homeless", noted)
+    return problems
+
+
+def test_lost_tasks_of_all_topologies_are_placed_together(asked: list[Problem]) -> None:
+    story = Nodes([0], [1], [2], scheduler="otd").running().running(graph("more"))
+    used = dict.fromkeys((LINES, COUNT0, COUNT1, TOP0, TOP1), TaskLoad(cpu_mhz=150.0))
+    story.on(LoadEstimated({name: Load(1.0, used) for name in ("words", "more")}))
+    before = {name: story.places(name) for name in ("words", "more")}
+    commands = story.lose(0)
+    assert len(asked) == 1 and asked[0].count == 10
+    for name, places in before.items():
+        lost = {task for task, place in places.items() if place.slot == 0}
+        assert lost and {task for task in places if story.places(name)[task] != places[task]} == lost
+    assert sum("placed on worker" in text and "by otd" in text for text in said(commands)) == 2
+    load = Counter(place.slot for name in before for place in story.places(name).values())
+    assert load == {1: 5, 2: 5}, "150 of the 1,000 MHz of a worker for each"
+
+
+def test_only_the_tasks_asked_about_are_limited(asked: list[Problem], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_placement, "MOST_TASKS", 7)
+    story = Nodes([0], [1], scheduler="otd").running()
+    story.measured(dict.fromkeys((LINES, COUNT0, COUNT1, TOP0, TOP1), 100.0))
+    texts = said(story.on(Submitted(graph("more", **{COMPONENT_CPU.key: 10}))))
+    assert len(asked) == 1 and asked[0].count == 5 and asked[0].slot_taken.sum() == 500.0, "others by what they use"
+    assert any("placed on workers" in text and "by otd" in text for text in texts), texts
+
+
+def test_a_topology_without_room_does_not_keep_others_from_being_placed() -> None:
+    story = Nodes([0], [1], scheduler="resource-aware")
+    story.running(with_demands(graph(**{COMPONENT_MEMORY.key: 1}), COMPONENT_MEMORY.key, lines=900))
+    story.running(with_demands(graph("more", **{COMPONENT_MEMORY.key: 1}), COMPONENT_MEMORY.key, lines=900))
+    story.running(graph("small", **{COMPONENT_MEMORY.key: 1}))
+    lost = next(place.slot for task, place in story.places("words").items() if task == LINES)
+    texts = said(story.lose(lost))
+    assert story.status("words") == WAITING and LINES not in story.places("words")
+    assert any("waits: cannot place" in text for text in texts)
+    assert all(len(story.places(name)) == 5 and story.status(name) != WAITING for name in ("more", "small"))
 
 
 def test_the_load_of_a_topology_that_has_ended_is_forgotten() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
 
 from millrace.model.cluster import LINK_COST, pair_of
 
@@ -14,6 +19,9 @@ SHORTEST = 100e-6  # seconds: below, sockets and loops take more time than the l
 SIMILAR = 2.0  # times the best link: below, a link counts as equal
 HIGHEST = 100.0
 STEADY = 0.25  # a cost changes only by more than this share
+
+Pair = tuple[str, str]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +35,16 @@ class MeasuredLink:
 
 class LinkCosts:
     """Measurements of links, of the present nodes. Every node measures one other at a time, in turn, so that the number of
-    measurements grows with the nodes and not with their pairs."""
+    measurements grows with the nodes and not with their pairs. So does the work: only links that were measured since, or all
+    of them if the best link has changed, get a new cost."""
 
     def __init__(self) -> None:
-        self._trips: dict[tuple[str, str], deque[float]] = {}
-        self._bandwidths: dict[tuple[str, str], float] = {}
-        self._costs: dict[tuple[str, str], float] = {}
+        self._trips: dict[Pair, deque[float]] = {}
+        self._shortest, self._bandwidths = _Figures(min), _Figures(max)
+        self._costs: dict[Pair, float] = {}
         self._rounds: dict[str, int] = {}
+        self._measured: set[Pair] = set()  # since costs were found last
+        self._best = MeasuredLink(0.0)  # in relation to which they were found
 
     def next_target(self, node: str, nodes: tuple[str, ...]) -> str | None:
         """The node that this one measures next. `nodes`: all of them, in order."""
@@ -46,38 +57,86 @@ class LinkCosts:
     def add(self, one: str, other: str, link: MeasuredLink) -> None:
         """Take a measurement between two nodes."""
         pair = pair_of(one, other)
-        self._trips.setdefault(pair, deque(maxlen=TRIPS_KEPT)).append(max(link.round_trip, 0.0))
+        trips = self._trips.setdefault(pair, deque(maxlen=TRIPS_KEPT))
+        trips.append(max(link.round_trip, 0.0))
+        self._shortest.set(pair, min(trips))
         if link.bandwidth > 0:
-            self._bandwidths[pair] = link.bandwidth
+            self._bandwidths.set(pair, link.bandwidth)
+        self._measured.add(pair)
 
     def keep(self, nodes: Iterable[str]) -> None:
         """Forget the measurements of all other nodes."""
         present = set(nodes)
-        for known in (self._trips, self._bandwidths, self._costs):
-            for pair in [pair for pair in known if not present.issuperset(pair)]:
-                del known[pair]
+        for pair in [pair for pair in self._trips if not present.issuperset(pair)]:
+            del self._trips[pair]
+            self._shortest.discard(pair)
+            self._bandwidths.discard(pair)
+            self._measured.discard(pair)
+            self._costs.pop(pair, None)
         self._rounds = {node: turn for node, turn in self._rounds.items() if node in present}
 
     @property
-    def links(self) -> dict[tuple[str, str], MeasuredLink]:
+    def links(self) -> dict[Pair, MeasuredLink]:
         """The best figures of each link that has been measured."""
-        return {pair: MeasuredLink(min(trips), self._bandwidths.get(pair, 0.0)) for pair, trips in self._trips.items()}
+        bandwidths = self._bandwidths.each
+        return {pair: MeasuredLink(trip, bandwidths.get(pair, 0.0)) for pair, trip in self._shortest.each.items()}
 
-    def costs(self) -> Mapping[tuple[str, str], float]:
-        """The cost of each measured link in relation to the best one, by round trip or bandwidth, whichever is worse."""
-        links = self.links
-        nearest = max(min((link.round_trip for link in links.values()), default=0.0), SHORTEST)
-        widest = max((link.bandwidth for link in links.values()), default=0.0)
-        self._costs = {pair: self._steady(pair, _cost(link, nearest, widest)) for pair, link in links.items()}
+    @property
+    def costs(self) -> Mapping[Pair, float]:
+        """The cost of each measured link in relation to the best one, by round trip or bandwidth, whichever is worse, as of the
+        last `update`. Links of cost 1 are left out."""
         return self._costs
 
-    def _steady(self, pair: tuple[str, str], cost: float) -> float:
-        before = self._costs.get(pair, cost)
-        return cost if abs(cost - before) > STEADY * before else before
+    def update(self) -> bool:
+        """Find the costs by the measurements since the last call. True if one has changed."""
+        best = MeasuredLink(max(self._shortest.best, SHORTEST), self._bandwidths.best)
+        pairs = list(self._measured if best == self._best else self._trips)
+        found = _costs(self._shortest.of(pairs, SHORTEST), self._bandwidths.of(pairs, math.inf), best)
+        before = np.fromiter(map(self._costs.get, pairs, repeat(LINK_COST)), np.float64)
+        changed = np.flatnonzero(np.abs(found - before) > STEADY * before)
+        for place, cost in zip(changed.tolist(), found[changed].tolist()):
+            if cost == LINK_COST:
+                del self._costs[pairs[place]]
+            else:
+                self._costs[pairs[place]] = cost
+        self._best = best
+        self._measured.clear()
+        return len(changed) > 0
 
 
-def _cost(link: MeasuredLink, nearest: float, widest: float) -> float:
-    farther = max(link.round_trip, SHORTEST) / nearest
-    narrower = widest / link.bandwidth if link.bandwidth else 1.0
-    worse = max(farther, narrower)
-    return LINK_COST if worse < SIMILAR else min(worse, HIGHEST)
+class _Figures:
+    """A figure of each link, and the best of them: found anew only when that has become worse."""
+
+    def __init__(self, better: Callable[[Iterable[float]], float]) -> None:
+        self.each: dict[Pair, float] = {}
+        self._better = better
+        self._best: float | None = None
+
+    def set(self, pair: Pair, figure: float) -> None:
+        before = self.each.get(pair)
+        self.each[pair] = figure
+        if self._best is not None and self._better((self._best, figure)) == figure:
+            self._best = figure
+        elif before == self._best:
+            self._best = None
+
+    def discard(self, pair: Pair) -> None:
+        if self.each.pop(pair, None) == self._best:
+            self._best = None
+
+    def of(self, pairs: Iterable[Pair], unknown: float) -> Floats:
+        """The figures of these links."""
+        return np.fromiter(map(self.each.get, pairs, repeat(unknown)), np.float64)
+
+    @property
+    def best(self) -> float:
+        """0 if there is none."""
+        if self._best is None and self.each:
+            self._best = self._better(self.each.values())
+        return 0.0 if self._best is None else self._best
+
+
+def _costs(round_trips: Floats, bandwidths: Floats, best: MeasuredLink) -> Floats:
+    """The costs of links in relation to the best one."""
+    worse = np.maximum(np.maximum(round_trips, SHORTEST) / best.round_trip, best.bandwidth / bandwidths)
+    return np.where(worse < SIMILAR, LINK_COST, np.minimum(worse, HIGHEST))

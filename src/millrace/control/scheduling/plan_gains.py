@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -20,7 +21,17 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
-from millrace.schedulers.problem import NOWHERE, Ints, Problem, clean
+from millrace.schedulers.problem import (
+    NOWHERE,
+    TUPLES,
+    Floats,
+    Ints,
+    Problem,
+    clean,
+    in_bytes,
+    numbers_of,
+    per_second,
+)
 
 WINDOWS_KEPT = 10
 GROUP_WINDOWS_KEPT = 40  # of key groups, which are counted by a sample: a slow stream needs many
@@ -43,33 +54,74 @@ def traffic_gains(situation: Situation, plans: Mapping[str, Plan], windows: Sequ
     moves, or one that it exchanges tuples with, was just started or moved are left out. `objective`: as for `Problem.of`."""
     moved = {name: moving for name, plan in plans.items() if (moving := _moving(situation.plan.get(name), plan))}
     graphs = [graph for graph in situation.graphs if graph.name in moved]
-    gains = []
-    for window in windows:
-        part = {graph.name: _part(window.get(graph.name), moved[graph.name]) for graph in graphs}
-        loads = {name: load for name, load in part.items() if load is not None}
-        if len(loads) == len(graphs):
-            running = {name: situation.plan[name] for name in moved}
-            problem = Problem.of(graphs, situation.cluster, loads, running, **objective)
-            gains.append(problem.cost(problem.current) - problem.cost(planned_slots(problem, plans)))
-    return gains if moved else []
+    whole = [window for window in windows if all(_is_whole(window.get(graph.name), moved[graph.name]) for graph in graphs)]
+    if not moved or not whole:
+        return []
+    problem = Problem.of(graphs, situation.cluster, {}, {name: situation.plan[name] for name in moved}, **objective)
+    savings = _Savings(problem, plans, moved)
+    return [savings.in_window(window) for window in whole]
 
 
 def _moving(old: Plan | None, new: Plan) -> set[TaskId]:
     return {task for task, slot in new.placement.items() if old is not None and old.placement.get(task) not in (None, slot)}
 
 
-def _part(load: Load | None, moved: Collection[TaskId]) -> Load | None:
-    """The traffic to and from these tasks; None if it is not measured for the whole window."""
+def _is_whole(load: Load | None, moved: Collection[TaskId]) -> bool:
+    """True if the traffic to and from these tasks is measured for the whole window."""
     if load is None or any(task not in load.tasks for task in moved if task.component != ACKER):
-        return None
+        return False
     settling = set(load.settling)
-    if not settling.isdisjoint(moved):
-        return None
-    traffic = {pair: tuples for pair, tuples in load.traffic.items() if pair[0] in moved or pair[1] in moved}
-    if settling and any(not settling.isdisjoint(pair) for pair in traffic):
-        return None
-    sizes = {pair: load.traffic_bytes[pair] for pair in traffic if pair in load.traffic_bytes}
-    return Load(load.window_seconds, {}, traffic, traffic_bytes=sizes)
+    if not settling:
+        return True
+    partners = (pair for pair in load.traffic if not settling.isdisjoint(pair))
+    return settling.isdisjoint(moved) and all(one not in moved and other not in moved for one, other in partners)
+
+
+class _Pairs(NamedTuple):
+    """The pairs of tasks of a topology that have traffic in a window, and of those of which a task moves: their positions, and
+    by how much cheaper a unit of their traffic becomes."""
+
+    all: list[tuple[TaskId, TaskId]]
+    moved: Ints
+    saving: Floats
+
+
+class _Savings:
+    """What plans save in a window. Looking up the tasks of the traffic takes most of the time, so that is done once for all
+    windows in which the same tasks communicate."""
+
+    def __init__(self, problem: Problem, plans: Mapping[str, Plan], moved: Mapping[str, Collection[TaskId]]) -> None:
+        self._problem, self._planned = problem, planned_slots(problem, plans)
+        self._moves = np.array([task in moved[name] for name, task in problem.tasks], dtype=bool)
+        self._numbers: dict[str, dict[TaskId, int]] = {graph.name: {} for graph in problem.graphs}
+        for number, (name, task) in enumerate(problem.tasks):
+            self._numbers[name][task] = number
+        self._known: dict[str, _Pairs] = {}
+
+    def in_window(self, window: WindowLoads) -> float:
+        """By how much the plans would have lowered the cost of the window's traffic, per second."""
+        tuples, size, saving = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+        for name in self._numbers:
+            load = window[name]
+            if not (load.window_seconds > 0 and math.isfinite(load.window_seconds)):
+                continue
+            pairs = self._pairs(name, load)
+            tuples.append(per_second(load.traffic.values(), load)[pairs.moved])
+            saving.append(pairs.saving)
+            if self._problem.minimise != TUPLES:
+                size.append(per_second(map(load.traffic_bytes.get, pairs.all, repeat(math.nan)), load)[pairs.moved])
+        rates = clean(np.concatenate(tuples))
+        weights = rates if self._problem.minimise == TUPLES else in_bytes(rates, np.concatenate(size))
+        return float(weights @ np.concatenate(saving))
+
+    def _pairs(self, name: str, load: Load) -> _Pairs:
+        pairs, known = list(load.traffic), self._known.get(name)
+        if known is None or known.all != pairs:
+            ends = numbers_of(self._numbers[name], pairs)
+            moved = np.flatnonzero((ends >= 0).all(axis=0) & (ends[0] != ends[1]) & self._moves[ends].any(axis=0))
+            before, after = (self._problem.ways(slots, *ends[:, moved]) for slots in (self._problem.current, self._planned))
+            known = self._known[name] = _Pairs(pairs, moved, before - after)
+        return known
 
 
 def balance_gains(situation: Situation, plans: Mapping[str, Plan], windows: Sequence[WindowLoads]) -> list[float]:
@@ -102,13 +154,17 @@ def with_recent_loads(problem: Problem, windows: Sequence[WindowLoads]) -> Probl
     """The problem with the CPU and loop time of each task averaged over the windows that have it whole."""
     sums, counts = np.zeros((2, problem.count)), np.zeros(problem.count)
     for window in windows:
-        settling = {(name, task) for name, load in window.items() for task in load.settling}
-        for number, (name, task) in enumerate(problem.tasks):
-            load = window.get(name)
-            seen = load.tasks.get(task) if load is not None and load.window_seconds > 0 else None
-            if load is not None and seen is not None and (name, task) not in settling:
-                sums[:, number] += seen.cpu_mhz, seen.busy_seconds / load.window_seconds
-                counts[number] += 1
+        first = 0
+        for graph in problem.graphs:
+            load, tasks = window.get(graph.name), graph.tasks()
+            if load is not None and load.window_seconds > 0:
+                settling = set(load.settling)
+                seen = [None if task in settling else load.tasks.get(task) for task in tasks]
+                own = slice(first, first + len(tasks))
+                sums[0, own] += [each.cpu_mhz if each is not None else 0.0 for each in seen]
+                sums[1, own] += [each.busy_seconds / load.window_seconds if each is not None else 0.0 for each in seen]
+                counts[own] += [each is not None for each in seen]
+            first += len(tasks)
     cpu, time = np.where(counts > 0, sums / np.maximum(counts, 1), np.stack([problem.cpu, problem.time]))
     return replace(problem, cpu=clean(cpu), time=np.where(problem.time > 0, clean(time), 0.0))
 

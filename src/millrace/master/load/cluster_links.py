@@ -15,6 +15,7 @@ from millrace.model.frozen import FrozenMap
 from millrace.model.link_table import LinkTable
 
 PairCosts = Mapping[tuple[str, str], float]
+NO_COSTS: PairCosts = FrozenMap()
 
 
 class ClusterLinks:
@@ -28,29 +29,39 @@ class ClusterLinks:
         self._endpoints: dict[str, list[str]] = {}  # of the workers of a node, on tcp
         self._reachable: tuple[str, ...] = ()
         self._nodes: frozenset[str] = frozenset()
-        self._given: PairCosts = {}
-        self._found: PairCosts = {}  # by measurements, as of the last window
-        self._costs: PairCosts = FrozenMap()
+        self._given: PairCosts | None = {}  # None: not read for these nodes yet
+        self._costs: PairCosts | None = NO_COSTS  # None: something has changed
         self._asked: dict[str, float] = {}  # when a node was told last to measure
 
-    def end_window(self, workers: Mapping[int, WorkerView]) -> PairCosts:
-        """The costs of the links between the nodes of these workers; the same value as long as nothing changes."""
+    def end_window(self, workers: Mapping[int, WorkerView]) -> None:
+        """Take the nodes of these workers, and what has been measured in the window."""
         endpoints: defaultdict[str, list[str]] = defaultdict(list)
         for _, worker in sorted(workers.items()):
             if worker.address.tcp:
                 endpoints[worker.node.name].append(worker.address.tcp)
         self._endpoints, self._reachable = dict(endpoints), tuple(sorted(endpoints))
         nodes = frozenset(worker.node.name for worker in workers.values())
-        changed = nodes != self._nodes
-        if changed:
-            self._nodes, self._given = nodes, self._table.costs(nodes)
-            self._measured.keep(nodes)
+        if nodes != self._nodes:
+            if not nodes.issuperset(self._nodes):
+                self._measured.keep(nodes)
+            self._nodes, self._given, self._costs = nodes, None, None
             self._asked = {node: at for node, at in self._asked.items() if node in nodes}
-        found = self._measured.costs()
-        if changed or found != self._found:
-            self._found = found
-            self._costs = FrozenMap({**found, **self._given})  # both have their pairs in order
+        if self._measured.update():
+            self._costs = None
+
+    @property
+    def costs(self) -> PairCosts:
+        """The costs of the links between the nodes, without those of cost 1; the same value as long as nothing changes. There
+        may be one for each pair of nodes, so they are gathered only for those who need them."""
+        if self._costs is None:
+            each = {**self._measured.costs, **self._from_file()}  # both have their pairs in order
+            self._costs = FrozenMap((pair, cost) for pair, cost in each.items() if cost != LINK_COST)
         return self._costs
+
+    def _from_file(self) -> PairCosts:
+        if self._given is None:
+            self._given = self._table.costs(self._nodes)
+        return self._given
 
     def to_measure(self, node: str, now: float) -> tuple[str, list[str]]:
         """The node to which this one measures its link now, and the endpoints there; empty if it is not time."""
@@ -70,8 +81,8 @@ class ClusterLinks:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Every link of which something is known, as `load` prints it. Unknown figures are None."""
-        known = self._measured.links
-        return [{"nodes": list(pair), "cost": self._costs.get(pair, LINK_COST), "given": pair in self._given,
+        known, given = self._measured.links, self._from_file()
+        return [{"nodes": list(pair), "cost": self.costs.get(pair, LINK_COST), "given": pair in given,
                  "round_trip_ms": known[pair].round_trip * 1000 if pair in known else None,
                  "bandwidth_mbps": known[pair].bandwidth * 8 / 1e6 or None if pair in known else None}
-                for pair in sorted({*known, *self._costs})]
+                for pair in sorted({*known, *given})]

@@ -182,7 +182,7 @@ def scheduler_verbs(scheduling: SchedulingLoop, state: MasterView) -> dict[str, 
 
     return {"plan": lambda request: plans_of(state),
             "load": lambda request: load_of(state, scheduling, request.get("topology")),
-            "situation": lambda request: scheduling.situation().to_json(),
+            "situation": lambda request: scheduling.situation_with_links().to_json(),
             "scheduler show": lambda request: scheduling.settings(),
             "scheduler history": lambda request: scheduling.past(int(request["limit"])),
             "scheduler set": choose, **_elastic_verbs(scheduling.elastic)}

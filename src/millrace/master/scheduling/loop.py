@@ -36,7 +36,7 @@ from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.control.workers import machine_of
 from millrace.elastic.elastic_decision import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
-from millrace.master.load.cluster_links import ClusterLinks
+from millrace.master.load.cluster_links import NO_COSTS, ClusterLinks
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.history_tables import PastWindow
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
@@ -51,8 +51,9 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler
+from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import parameters_of
+from millrace.schedulers.problem import COST
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
 
@@ -155,7 +156,9 @@ class SchedulingLoop:
         plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}
         workers = {slot: process.meters for slot, process in self._port.processes().items() if process.meters is not None}
         machines = {slot: machine_of(worker) for slot, worker in state.workers.items()}
-        self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), self.links.end_window(state.workers)))
+        self.links.end_window(state.workers)
+        links = self.links.costs if _needs_links(self.generator.choice) else NO_COSTS
+        self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), links))
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
         self.load = self._estimates.add(sample.loads)
@@ -229,30 +232,31 @@ class SchedulingLoop:
         return Situation(tuple(topology.graph for topology in planned), state.cluster(), dict(self.load),
                          {name: topology.plan for name, topology in state.topologies.items()})
 
+    def situation_with_links(self) -> Situation:
+        """The same with the costs of links, which it has otherwise only for schedulers that need them."""
+        situation = self.situation()
+        return replace(situation, cluster=replace(situation.cluster, links=self.links.costs))
+
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def _ask(self, situation: Situation, trigger: str) -> None:
         choice, policy = self.generator.choice, self.generator.policy
-        request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation.to_json()}
+        request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation}
 
         def done(answer: SchedulerAnswer | SchedulerFailed) -> None:  # on another thread
+            result = _read(situation, answer)
             with suppress(MillraceError):  # the master is ending
-                self._port.call(lambda: self._answered(situation, trigger, choice, answer))
+                self._port.call(lambda: self._answered(situation, trigger, choice, result))
 
         self.asking = True
         self._process.ask(request, policy.time_limit, done)
 
-    def _answered(self, situation: Situation, trigger: str, choice: Choice, answer: SchedulerAnswer | SchedulerFailed) -> None:
+    def _answered(self, situation: Situation, trigger: str, choice: Choice, result: SchedulingResult | SchedulerFailed) -> None:
         self.asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
-        if isinstance(answer, SchedulerFailed):
-            self._failed(self.generator.failed(str(answer), trigger, time.time()))
-            return
-        try:
-            result = check_result(situation, result_from_json(answer))
-        except (MillraceError, KeyError, TypeError, ValueError) as error:
-            self._failed(self.generator.failed(str(error), trigger, time.time()))
+        if isinstance(result, SchedulerFailed):
+            self._failed(self.generator.failed(str(result), trigger, time.time()))
             return
         self.unplaced = result.reason if isinstance(result, CannotPlace) else ""
         decision = self.generator.decide(situation, result, trigger, time.time())
@@ -472,3 +476,18 @@ class SchedulingLoop:
 
 def _can_be_planned(topology: TopologyState) -> bool:
     return topology.status in (RUNNING, PAUSED) and len(topology.places) == len(topology.graph.tasks())
+
+
+def _needs_links(choice: Choice) -> bool:
+    """True if plans of the scheduler may depend on the costs of links. What a user's own scheduler reads is not known."""
+    return ":" in choice.name or choice.objective.get("minimise") == COST
+
+
+def _read(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> SchedulingResult | SchedulerFailed:
+    """The scheduler's answer, checked; called beside the master's thread, since a large plan takes a while."""
+    if isinstance(answer, SchedulerFailed):
+        return answer
+    try:
+        return check_result(situation, result_from_json(answer))
+    except (MillraceError, KeyError, TypeError, ValueError) as error:
+        return SchedulerFailed(str(error))

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from millrace.errors import SchedulerFailed
+from millrace.model.situation import Situation
 
 log = logging.getLogger("millrace.master")
 START_SECONDS = 60.0  # for the process to start: importing takes a while on a busy machine
@@ -43,6 +44,7 @@ class SchedulerProcess:
         self._closing = False
 
     def ask(self, request: SchedulerAnswer, time_limit: float, done: OnAnswer) -> None:
+        """Send the request. A situation in it is encoded on this class's thread: a large one takes a while."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, daemon=True, name="millrace scheduler")
             self._thread.start()
@@ -120,7 +122,8 @@ class _Child:
         return self._process.poll() is None
 
     def send(self, request: SchedulerAnswer) -> None:
-        write_message(self._to, msgspec.msgpack.encode(request))
+        plain = {key: value.to_json() if isinstance(value, Situation) else value for key, value in request.items()}
+        write_message(self._to, msgspec.msgpack.encode(plain))
 
     def receive(self, seconds: float, too_late: str) -> SchedulerAnswer:
         deadline, data = time.monotonic() + seconds, bytearray()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -45,28 +46,40 @@ def test_nothing_is_measured_without_tcp_or_if_that_is_off() -> None:
         assert links.to_measure("a", 0.0) == ("", [])
 
 
+def costs(links: ClusterLinks, *nodes: str) -> Mapping[tuple[str, str], float]:
+    links.end_window(workers(*nodes))
+    return links.costs
+
+
 def test_measurements_become_costs_at_the_end_of_the_window() -> None:
     links = ClusterLinks(PERIOD)
     links.end_window(workers("a", "b", "c"))
     links.take("a", [("b", MS, 0.0), ("c", 4 * MS, 125e6), ("a", MS, 0.0), ("gone", MS, 0.0)])
-    costs = links.end_window(workers("a", "b", "c"))
-    assert costs == {("a", "b"): 1.0, ("a", "c"): 4.0}
-    assert links.end_window(workers("a", "b", "c")) is costs, "the same value while nothing changes"
+    found = costs(links, "a", "b", "c")
+    assert found == {("a", "c"): 4.0}, "links of cost 1 are left out"
+    assert costs(links, "a", "b", "c") is found, "the same value while nothing changes"
     assert links.to_json() == [
         {"nodes": ["a", "b"], "cost": 1.0, "given": False, "round_trip_ms": 1.0, "bandwidth_mbps": None},
         {"nodes": ["a", "c"], "cost": 4.0, "given": False, "round_trip_ms": 4.0, "bandwidth_mbps": 1000.0}]
-    assert links.end_window(workers("a", "b")) == {("a", "b"): 1.0}
+    links.take("c", [("a", MS, 0.0)])
+    assert not costs(links, "a", "b", "c")
+    links.take("b", [("c", 8 * MS, 0.0)])
+    assert costs(links, "a", "b", "c") == {("b", "c"): 8.0}
+    assert not costs(links, "a", "b")
+    assert [link["nodes"] for link in links.to_json()] == [["a", "b"]]
 
 
 def test_the_file_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "links.toml"
-    path.write_text('[[links]]\nbetween = ["c", "a"]\ncost = 7')
+    path.write_text('[[links]]\nbetween = ["c", "a"]\ncost = 7\n[[links]]\nbetween = ["b", "c"]\ncost = 1')
     links = ClusterLinks({"cluster.links.file": str(path)})
-    assert links.end_window(workers("a", "b", "c")) == {("a", "c"): 7.0}
+    assert costs(links, "a", "b", "c") == {("a", "c"): 7.0}
     links.take("a", [("b", MS, 0.0), ("c", 4 * MS, 0.0)])
-    assert links.end_window(workers("a", "b", "c")) == {("a", "b"): 1.0, ("a", "c"): 7.0}
-    assert [(link["given"], link["cost"]) for link in links.to_json()] == [(False, 1.0), (True, 7.0)]
-    assert links.end_window(workers("a", "b")) == {("a", "b"): 1.0}
+    links.take("b", [("c", 9 * MS, 0.0)])
+    assert costs(links, "a", "b", "c") == {("a", "c"): 7.0}
+    assert [(link["given"], link["cost"]) for link in links.to_json()] == [(False, 1.0), (True, 7.0), (True, 1.0)]
+    assert not costs(links, "a", "b")
+    assert costs(links, "a", "b", "c", "d") == {("a", "c"): 7.0}
 
 
 def test_a_file_that_cannot_be_used_is_refused_at_once(tmp_path: Path) -> None:
