@@ -238,8 +238,9 @@ class ReplayableSpout(ReliableSpout):
     change while the spout runs. Each task reads some of the splits, and has an instance of the class for each. An instance
     behaves as the only one of a task: its `task_index` is the number of the split, its `parallelism` the number of splits, and
     it has its own position. It must choose its share of the source by these two alone. When a split goes to another task, that
-    one makes an instance and lets it `seek`. The number of splits is fixed for the life of the topology; 0: there are none, and
-    each task has its own share.
+    one makes an instance and lets it `seek`. Instances of one task may keep in `shared_by_splits` what they have in common, for
+    example a connection; it is there in `initialize`. The number of splits is fixed for the life of the topology; 0: there are
+    none, and each task has its own share.
     """
 
     splits: int = 0
@@ -247,6 +248,7 @@ class ReplayableSpout(ReliableSpout):
     def __init__(self) -> None:
         super().__init__()
         self._next_position = 0
+        self.shared_by_splits: dict[str, Any] = {}
 
     def seek(self, position: int) -> None:
         """Moves to `position`: the next tuple emitted must be the first whose position is not below it."""

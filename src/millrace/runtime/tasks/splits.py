@@ -86,6 +86,7 @@ class Splits(ReliableSpout):
         self._ready: dict[int, ReplayableSpout] = {}  # initialized, for splits that other tasks still have
         self._handles: dict[int, SplitHandle] = {}
         self._metrics: dict[str, dict[int, Any]] = {}
+        self._shared: dict[str, Any] = {}
         self._active = False
 
     # -- splits --------------------------------------------------------------------------------------------------------
@@ -96,6 +97,7 @@ class Splits(ReliableSpout):
             return
         handle = SplitHandle(self._task, split, self._metrics)
         part = self._make(split, handle)
+        part.shared_by_splits = self._shared
         try:
             part.initialize(part.storm_conf, part.context)
         except BaseException:
