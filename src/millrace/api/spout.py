@@ -30,13 +30,16 @@ class Spout(Component):
 
     @staticmethod
     def from_dataframe(dataframe: Any, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
-                       checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
+                       checkpoint: str | None = None, config: dict[str, Any] | None = None,
+                       splits: int | None = None) -> ComponentSpec:
         """Declares a spout that emits the rows of a streaming DataFrame; its columns are the fields. `dataframe` may also be a
         function (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs`
-        names the columns. `checkpoint`: Spark's directory for its reading position; unset, below the engine's store."""
+        names the columns. `checkpoint`: Spark's directory for its reading position; unset, below the engine's store. `splits`:
+        the number of shares to which the rows of each micro-batch are dealt, so that the number of tasks can change while the
+        spout runs."""
         from millrace.api.dataframe import dataframe_spec
 
-        return dataframe_spec(dataframe, name, par, outputs, checkpoint, config)
+        return dataframe_spec(dataframe, name, par, outputs, checkpoint, config, splits)
 
     def next_tuple(self) -> None:
         """Emits some tuples, or none. Must not block unless `blocking = True`."""

@@ -310,8 +310,11 @@ def graph_of(topology: type[Topology], name: str | None = None, config: dict[str
 
 
 def batched(graph: TopologyGraph) -> TopologyGraph:
-    """The graph as it runs in batches: exactly-once, since a batch that is run again must not count twice."""
-    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
+    """The graph as it runs in batches: exactly-once, since a batch that is run again must not count twice. Spouts that read a
+    DataFrame have no splits: Spark deals the rows of each batch to the tasks that there are."""
+    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE},
+                   components=tuple(replace(component, splits=0) if component.dataframe else component
+                                    for component in graph.components))
 
 
 def resolve(code: str) -> Any:
@@ -371,7 +374,8 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         # The feed of a DataFrame spout sends unacked batches again, wherever the spout is by then.
         movable=(not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout)
                  or spec.dataframe is not None),
-        stateful=_is_stateful(spec, component_cls),
+        # Spark's checkpoint is what a DataFrame is read again from: the state of its splits needs no waves.
+        stateful=spec.dataframe is None and _is_stateful(spec, component_cls),
         commits=issubclass(component_cls, TwoPhaseSink),
         own_state=component_cls.snapshot is not Component.snapshot and not splits,  # that of a split goes with its position
         takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
@@ -399,9 +403,6 @@ def _declares_merge(component_cls: type[Component]) -> bool:
 
 def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:
     """The number of splits that its config or its class sets."""
-    if spec.dataframe is not None and spec.config.get("splits"):
-        raise TopologyError(f"component {spec.label} reads a DataFrame, which Spark divides into partitions by itself: it "
-                            "cannot have splits. Leave them out; its number of tasks is fixed while it runs")
     if not issubclass(component_cls, ReplayableSpout):
         if issubclass(component_cls, Spout) and spec.config.get("splits"):
             raise TopologyError(f"component {spec.label} cannot have splits: {component_cls.__name__} cannot be read from a "

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millrace.api.dataframe import DataFrameSpout
 from millrace.api.spout import ReliableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, SPOUT_WAIT
 from millrace.model.graph import TaskId
@@ -58,8 +57,9 @@ class SpoutTask(Task):
         self.lag = SpoutLag(self)
 
     def initialize(self) -> None:
-        if isinstance(self.component, DataFrameSpout):
-            self.component.feed = self.worker.feeds.open(f"{self.topology.graph.name}/{self.name}", self.report_metric)
+        if self.definition.dataframe:
+            feed = self.worker.feeds.open(f"{self.topology.graph.name}/{self.name}", self.report_metric)
+            vars(self.component)["feed"] = feed if self.definition.splits else feed.whole()
         super().initialize()
         self.position.restore()
         if isinstance(self.component, ReliableSpout):  # it must keep replaying until the bolts have isolated the bad tuple

@@ -241,7 +241,7 @@ class FeedingQuery:
         version = self._fed.version()
         feeding = Feeding(self._fed.endpoint, self._fed.keys, self._graph.name, self._component.name, self._id, batch,
                           CHUNK_TUPLES.of(self._conf), DATAFRAME_ACK_TIMEOUT.of(self._conf),
-                          FRAME_LIMIT.of(self._fed.settings))
+                          FRAME_LIMIT.of(self._fed.settings), self._component.splits)
         narrow = dataframe.coalesce(self._partitions())
         for sent in map_in_arrow(narrow, partial(feed_partition, feeding), SENT).collect():
             if sent.error:
