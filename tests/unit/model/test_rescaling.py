@@ -46,7 +46,7 @@ class Sources(Topology):
     ("unread", 3, "cannot be read from a position, .* it keeps its 2 tasks. A ReplayableSpout with splits can be scaled"),
     ("whole", 3, r"Declare it with splits, for example config=\{'splits': 16\}"),
     ("split", 5, "its source has 4 splits, and each task needs one, so it can have 4 at most"),
-    ("table", 2, "reads a DataFrame, whose partitions Spark sends to its 1 task: their number is fixed while it runs"),
+    ("table", 2, "reads a DataFrame without splits, so each of its 1 task .*: their number is fixed .* Declare it with splits"),
 ])
 def test_spouts_that_cannot_have_so_many_tasks(name: str, tasks: int, says: str) -> None:
     graph = graph_of(Sources, "sources")
