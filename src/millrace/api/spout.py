@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class Spout(Component):
     """A source of tuples. `next_tuple` is called repeatedly while there is room downstream."""
 
+    # The source divides its tuples among any number of tasks by itself, and gives those that a task leaves unacked to others:
+    # the number of tasks can change while the spout runs. `parallelism` is the current number.
+    divided_by_source: ClassVar[bool] = False
+
     _repeats: Mapping[Any, Any] = {}  # tuples of a reliable spout in flight whose id another one has
     fail_cause: str = "error"  # the reason of a call of `fail`: "error", "timeout" or "lost" (a worker died)
 

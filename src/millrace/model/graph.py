@@ -77,7 +77,7 @@ class ComponentDef:
     key. `declared`: the number of tasks in its declaration, which `par` may have been changed from; `chosen`: the user chose
     `par` when the topology was started. `merges`: senders may merge tuples of a key with its class's `merge`. `splits`: the
     number of splits of a spout, which its tasks own as those of a bolt own key groups; 0 if each task has a position of its
-    own."""
+    own. `divided_by_source`: a spout whose tasks share what the source has, however many there are."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -99,6 +99,7 @@ class ComponentDef:
     chosen: bool = False
     merges: bool = False
     splits: int = 0
+    divided_by_source: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -385,6 +386,8 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         chosen=par is not None,
         merges=_declares_merge(component_cls),
         splits=splits,
+        divided_by_source=(issubclass(component_cls, Spout) and component_cls.divided_by_source
+                           and not issubclass(component_cls, ReplayableSpout)),
     )
 
 

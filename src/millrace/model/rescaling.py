@@ -50,6 +50,8 @@ def check_tasks(graph: TopologyGraph, component: ComponentDef, tasks: int) -> No
 
 def _check_splits(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
     name, splits = component.name, component.splits
+    if component.divided_by_source and not component.own_state:
+        return
     if component.dataframe and graph.batched:
         return  # Spark deals the rows of each batch to the tasks that there are
     if component.dataframe and not splits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,6 +10,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.topology import Topology
+from millrace.connectors.redis import RedisListSpout, RedisStreamSpout
 from millrace.errors import TopologyError
 from millrace.model.graph import graph_of
 from millrace.model.rescaling import rescaled
@@ -40,6 +41,19 @@ class Sources(Topology):
     table = Spout.from_dataframe("their.module:make", outputs=["key"])
     step = Step.spec(inputs={unread: Grouping.SHUFFLE, whole: Grouping.SHUFFLE, split: Grouping.SHUFFLE,
                              table: Grouping.SHUFFLE})
+
+
+class Divided(Unread):
+    divided_by_source: ClassVar[bool] = True
+
+
+def test_a_spout_whose_source_divides_its_tuples_can_have_any_number_of_tasks() -> None:
+    topology = type("OfDivided", (Topology,), {"__module__": __name__, "spout": Divided.spec(par=2),
+                                               "list": RedisListSpout.spec(), "stream": RedisStreamSpout.spec()})
+    graph = graph_of(topology)
+    assert rescaled(graph, {"spout": 7, "list": 3, "stream": 5}).parallelism == {"spout": 7, "list": 3, "stream": 5}
+    with pytest.raises(TopologyError, match="cannot have 0 tasks"):
+        rescaled(graph, {"spout": 0})
 
 
 @pytest.mark.parametrize(("name", "tasks", "says"), [

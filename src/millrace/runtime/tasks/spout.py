@@ -81,6 +81,7 @@ class SpoutTask(Task):
     def may_emit(self) -> bool:
         flight = self.tracking.flight
         return (self.started and self.active and not self.blocked and not self.notices.failures
+                and self.name not in self.topology.apart  # it is not known to all workers yet, or it retires
                 and not (self.max_pending and flight.tuples >= self.max_pending)
                 and not flight.lagging(self.worker.clock.now()))
 
