@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
+from typing import Any, ClassVar
 
 import pytest
 import redis
 from recording import attach, drain, rows
 
-from millrace.connectors.redis import RedisListSpout, RedisSink, RedisStreamSpout
+from millrace.api.bolt import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.keyed.declared import CounterState
+from millrace.api.topology import Topology
+from millrace.connectors.redis import RedisListSpout, RedisSink, RedisStreamSpout, _RedisSpout
+from millrace.control.events import Rescaled
 from millrace.errors import EncodingError, MillraceError, TopologyError
+from millrace.testing.local_cluster import LocalCluster
+from support.scaling.scaled_runs import par_of, scaled
 
 pytestmark = pytest.mark.redis
 PROCESSING = "in:processing:test:under-test"
@@ -360,6 +369,159 @@ def test_clear_errors(redis_server, monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(TopologyError, match=r"pip install millrace\[redis\]"):
         sink(redis_server, "list")
+
+
+# ---- other numbers of tasks ----
+
+SEEN: list[str] = []
+
+
+class Collect(Bolt):
+    def process(self, tup):
+        SEEN.append(tup.values[0] if tup.values._fields == ("value",) else tup.values.data["n"])
+
+
+class FromList(Topology):
+    config: ClassVar[dict[str, Any]] = {"topology.chunk.tuples": 3, "key": "in", "count": 2}
+    entries = RedisListSpout.spec(par=1)
+    collect = Collect.spec(inputs={entries: Grouping.SHUFFLE}, par=2)
+
+
+class FromStream(Topology):
+    config: ClassVar[dict[str, Any]] = {"topology.chunk.tuples": 3, "key": "in", "group": "g", "count": 2}
+    entries = RedisStreamSpout.spec(par=1)
+    collect = Collect.spec(inputs={entries: Grouping.SHUFFLE}, par=2)
+
+
+class Count(Collect):
+    counts = CounterState()
+
+    def process(self, tup):
+        self.counts[tup.values.id] += 1
+        super().process(tup)
+
+
+class Counted(Topology):
+    """With state, so that there are waves."""
+
+    config: ClassVar[dict[str, Any]] = FromStream.config
+    entries = RedisStreamSpout.spec(par=1)
+    count = Count.spec(inputs={entries: Grouping.fields("id")}, par=2)
+
+
+def add(client, make, *numbers):
+    for n in numbers:
+        client.rpush("in", n) if make in (list_spout, FromList) else client.xadd("in", {"n": n})
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize("topology", [FromList, FromStream, Counted])
+def test_every_entry_comes_once_while_the_tasks_change(redis_server, redis_client, monkeypatch, topology, guarantee):
+    SEEN.clear()
+    cluster, name, numbers = LocalCluster(3, nodes=3), topology.__name__.lower(), itertools.count()
+    monkeypatch.setattr(_RedisSpout, "clock", staticmethod(cluster.clock.now))
+    cluster.submit(topology, config={"url": redis_server.url, "topology.guarantee": guarantee})
+
+    def run_until(condition):
+        """Entries come all the time."""
+        cluster.run_until(lambda: add(redis_client, topology, next(numbers), next(numbers)) or condition(), seconds=10.0)
+
+    for tasks in (3, 2, 5, 1):
+        more = len(SEEN) + 50
+        run_until(lambda more=more: len(SEEN) > more)
+        cluster.tell(Rescaled(name, {"entries": tasks}))
+        run_until(lambda: scaled(cluster, name))
+        assert par_of(cluster, name)["entries"] == tasks
+    cluster.run(3.0)
+    assert sorted(map(int, SEEN)) == list(range(next(numbers)))
+    if topology is FromList:
+        assert redis_client.keys("in:processing:*:entries:[0-9]") == []
+    else:
+        assert redis_client.xpending("in", "g")["pending"] == 0
+
+
+def slot_of(cluster, task):
+    return next(place.slot for name, place in cluster.master.topologies["fromstream"].places.items() if str(name) == task)
+
+
+def read_by(client, consumer):
+    return sum(each["pending"] for each in client.xinfo_consumers("in", "g") if each["name"] == consumer)
+
+
+def test_a_new_task_reads_nothing_before_all_workers_know_it(redis_server, redis_client, monkeypatch):
+    cluster = LocalCluster(4, nodes=4)
+    monkeypatch.setattr(_RedisSpout, "clock", staticmethod(cluster.clock.now))
+    cluster.submit(FromStream, config={"url": redis_server.url})
+    cluster.run(0.3)
+    deaf = slot_of(cluster, "collect[0]")
+    cluster.deaf.add(deaf)
+    cluster.tell(Rescaled("fromstream", {"entries": 2}))
+    cluster.run(0.3)
+    cluster.holding.add(deaf)  # nothing is acked
+    add(redis_client, FromStream, *range(100))
+    cluster.run(0.3)
+    assert read_by(redis_client, "0") and not read_by(redis_client, "1")
+    cluster.holding.discard(deaf)
+    cluster.hear(deaf)
+    cluster.run_until(lambda: scaled(cluster, "fromstream"))
+    add(redis_client, FromStream, *range(100))
+    cluster.run_until(lambda: any(each["name"] == "1" for each in redis_client.xinfo_consumers("in", "g")))
+
+
+def test_a_task_that_retires_reads_nothing_more(redis_server, redis_client, monkeypatch):
+    cluster = LocalCluster(4, nodes=4)
+    monkeypatch.setattr(_RedisSpout, "clock", staticmethod(cluster.clock.now))
+    cluster.submit(FromStream, config={"url": redis_server.url}, par={"entries": 2})
+    cluster.run(0.3)
+    held = {slot_of(cluster, "collect[0]"), slot_of(cluster, "collect[1]")}
+    assert slot_of(cluster, "entries[1]") not in held
+    cluster.holding |= held
+    add(redis_client, FromStream, *range(20))
+    cluster.run(0.05)
+    cluster.tell(Rescaled("fromstream", {"entries": 1}))
+    cluster.run(0.05)
+    before = read_by(redis_client, "1")
+    add(redis_client, FromStream, *range(20, 100))
+    cluster.run(0.2)
+    assert before and read_by(redis_client, "1") == before
+    cluster.holding -= held
+    cluster.run_until(lambda: scaled(cluster, "fromstream"))
+    cluster.run(0.3)
+    assert redis_client.xpending("in", "g")["pending"] == 0
+
+
+@pytest.mark.parametrize("make", [list_spout, stream_spout])
+def test_what_a_task_leaves_unacked_when_it_ends_for_good_goes_to_task_0(redis_server, redis_client, make):
+    add(redis_client, make, *range(20))
+    first, second = make(redis_server, 0, 2, count=5), make(redis_server, 1, 2, count=5)
+    emits = {}
+    for spout, recorder in (first, second):
+        for _ in range(3):
+            spout.next_tuple()
+        emits[spout] = recorder.take()
+    assert len(emits[second[0]]) >= 5
+    for emitted in emits[second[0]][:2]:
+        second[0].ack(emitted.tup_id)
+    second[0].close()
+    spout, recorder = first
+    spout.parallelism = 1
+    left = [emitted.values for emitted in emits[second[0]][2:]]
+    expected = 20 - 2 - len(emits[spout])
+    for _ in range(10):  # a second passes in each
+        spout.next_tuple()
+    later = [emitted.values for emitted in recorder.take()]
+    assert len(later) == expected
+    assert all(values in later for values in left)
+
+
+def test_a_new_task_is_not_taken_for_one_that_is_gone(redis_server, redis_client):
+    add(redis_client, stream_spout, *range(20))
+    first, recorder = stream_spout(redis_server, 0, 1, count=5)
+    first.next_tuple()
+    added, other = stream_spout(redis_server, 1, 2, count=5)
+    added.next_tuple()
+    first.parallelism = 2
+    assert len(recorder.take() + drain(first, recorder) + other.take() + drain(added, other)) == 20
 
 
 # ---- lag ----

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, ClassVar
 
 import pytest
 import redis
 from recording import attach, drain
 
-from millrace.connectors.redis_log import LARGEST_MS, LARGEST_SEQUENCE, RedisLogSpout
+from millrace.api.bolt import Bolt
+from millrace.api.grouping import Grouping
+from millrace.api.topology import Topology
+from millrace.connectors.redis_log import RedisLogSpout
+from millrace.connectors.redis_log_reader import LARGEST_MS, LARGEST_SEQUENCE
 from millrace.errors import MillraceError, TopologyError
+from millrace.testing.local_cluster import LocalCluster
+from support.scaling.scaled_runs import scale
 
 pytestmark = pytest.mark.redis
+COLLECTED: list[str] = []
+
+
+class Collect(Bolt):
+    def process(self, tup):
+        COLLECTED.append(tup.values.id)
+
+
+class ReadLog(Topology):
+    config: ClassVar[dict[str, Any]] = {"topology.chunk.tuples": 5}
+    log = RedisLogSpout.spec(par=1, config={"splits": 6})
+    collect = Collect.spec(inputs={log: Grouping.GLOBAL})
 
 
 class FakeClock:
@@ -262,3 +281,97 @@ def test_lag_is_the_share_of_the_entries_behind_the_position(redis_server, redis
     assert unread > 0 and spout.lag() == unread // 2
     drain(spout, recorder)
     assert spout.lag() == 0
+
+
+class Task:
+    """The splits of one task, called in turns as an engine calls them."""
+
+    def __init__(self, server, splits, **config):
+        self.server, self.splits, self.config, self.shared, self.parts, self.ids = server, splits, config, {}, {}, []
+
+    def begin(self, split, position=None):
+        config = {"url": self.server.url, "key": "log", **self.config}
+        part, _ = self.parts[split] = attach(RedisLogSpout, config, split, self.splits, False, clock=FakeClock(),
+                                             shared_by_splits=self.shared)
+        if position is not None:
+            part._next_position = position
+            part.seek(position)
+
+    def turn(self):
+        """Call every split once; returns the ids that they have emitted."""
+        for part, _ in self.parts.values():
+            part.next_tuple()
+        taken = [id for _, recorder in self.parts.values() for id in ids(recorder.take())]
+        self.ids += taken
+        return taken
+
+    def drain(self):
+        while self.turn():
+            pass
+
+
+def reads(client):
+    return client.info("commandstats").get("cmdstat_xrange", {"calls": 0})["calls"]
+
+
+def test_splits_of_one_task_read_the_stream_together(redis_server, redis_client):
+    written = [f"{n}-0" for n in range(1, 301)]
+    fill(redis_client, *written)
+    task = Task(redis_server, 8, count=60)
+    for split in range(8):
+        task.begin(split)
+    before = reads(redis_client)
+    task.drain()
+    assert sorted(task.ids, key=written.index) == written
+    assert reads(redis_client) - before <= 5 + 2 * 8, "five blocks, and the end of the stream, which each split may ask for"
+    assert len({part.position() for part, _ in task.parts.values()}) == 1
+    assert {part._seen for part, _ in task.parts.values()} == {300}
+
+
+def test_a_split_that_comes_later_catches_up_by_itself(redis_server, redis_client):
+    written = [f"{n}-0" for n in range(1, 401)]
+    fill(redis_client, *written[:200])
+    task, left = Task(redis_server, 4, count=20), Task(redis_server, 4, count=20)
+    left.begin(3)
+    left.turn()
+    position = left.parts[3][0].position() - 7 * (1 << 22)  # in the middle of what would be a block of the others
+    left.ids = [id for id in left.ids if int(id[:-2]) < position >> 22]
+    for split in range(3):
+        task.begin(split)
+    task.drain()
+    before = reads(redis_client)
+    task.begin(3, position)
+    while task.parts[3][0].position() < task.parts[0][0].position():
+        task.turn()
+    assert reads(redis_client) - before <= 10 + 3 * 10, "it has read ten blocks; the others have asked for new entries"
+    fill(redis_client, *written[200:])
+    before = reads(redis_client)
+    task.drain()
+    assert sorted(left.ids + task.ids, key=written.index) == written
+    assert reads(redis_client) - before <= 10 + 2 * 4, "all read the new entries together"
+
+
+def test_the_connection_of_a_task_ends_with_its_last_split(redis_server, redis_client, monkeypatch):
+    task, closed = Task(redis_server, 2), []
+    for split in range(2):
+        task.begin(split)
+    monkeypatch.setattr(task.shared["reader"]._redis, "close", lambda: closed.append(True))
+    task.parts[0][0].close()
+    assert not closed
+    task.parts[1][0].close()
+    assert closed
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_every_entry_comes_once_while_the_spout_is_scaled(redis_server, redis_client, guarantee):
+    written = [f"{n}-0" for n in range(1, 601)]
+    fill(redis_client, *written)
+    COLLECTED.clear()
+    cluster = LocalCluster(3, nodes=3)
+    config = {"url": redis_server.url, "key": "log", "count": 20, "topology.guarantee": guarantee}
+    cluster.submit(ReadLog, config=config)
+    for par, so_far in ((3, 50), (2, 200), (4, 350)):
+        cluster.run_until(lambda so_far=so_far: len(COLLECTED) > so_far)
+        assert scale(cluster, "readlog", {"log": par})["outcome"] == "done"
+    cluster.run_until(lambda: len(COLLECTED) >= len(written))
+    assert sorted(COLLECTED, key=written.index) == written

@@ -81,6 +81,7 @@ def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[TextFil
     files.write(5)
     running = first.submit(DataFrameCount, "dataframes")
     counted(first, "dataframes", 200)
+    running.scale({"lines": 3})
     files.write(3)
     counted(first, "dataframes", 320)
     running.kill(wait=SECONDS)
@@ -91,6 +92,8 @@ def test_from_files_to_a_table_and_resumed_after_a_restart(places: tuple[TextFil
     with pytest.raises(TopologyError, match="key groups"):
         second.submit(DataFrameCount, "dataframes", {"topology.key.groups": 7}, resume=True)
     running = second.submit(DataFrameCount, "dataframes", resume=True)
+    assert second.master.state.topologies["dataframes"].graph.parallelism["lines"] == 3, "as it was scaled"
+    running.scale({"lines": 1})
     counted(second, "dataframes", 160)
     kept = state_of(open_store(str(tmp_path / "store")), batched(graph_of(DataFrameCount, "dataframes")))
     assert kept["count"]["counts"] == files.counts

@@ -150,6 +150,21 @@ def test_a_spout_is_moved_while_it_is_fed(engine: ResidentEngine, spark: SparkSe
     assert set(written(tmp_path / "out")) == set(incoming.lines)
 
 
+def test_a_spout_with_splits_is_scaled_while_it_is_fed(engine: ResidentEngine, spark: SparkSession, incoming: Incoming,
+                                                       tmp_path: Path) -> None:
+    incoming.add(files=12, lines=4000)
+    running = engine.submit(counting(lines_of(spark, incoming, files=3), splits=8), "scaled", {"path": str(tmp_path / "out")})
+    until_emitted(engine, running, 4000)
+    assert running.observed().total("lines", "emitted") < len(incoming.lines)
+    for tasks in (4, 1, 3):
+        record = running.scale({"lines": tasks}, SECONDS)
+        assert record is not None and record["outcome"] == "done", record
+    read_all(spark, running)
+    assert {task.index for task in engine.master.state.topologies["scaled"].places if task.component == "lines"} == {0, 1, 2}
+    end(running)
+    assert written(tmp_path / "out") == Counter(incoming.lines)
+
+
 @pytest.mark.parametrize("explicit", [True, False])
 def test_a_query_continues_from_its_checkpoint(make_engine: Callable[[], ResidentEngine], spark: SparkSession,
                                                incoming: Incoming, tmp_path: Path, explicit: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from millrace.api.spout import ReliableSpout
+from millrace.api.spout import ReliableSpout, ReplayableSpout
 from millrace.api.topology import ComponentSpec, Topology
 from millrace.config import DATAFRAME_CHECKPOINT
 from millrace.errors import NotRunning, TopologyError
@@ -36,6 +36,34 @@ class Feed(Protocol):
 
     def refuse(self, key: Hashable, reason: str) -> None:
         """Reports that the batch can never be emitted."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SplitFeed(Feed, Protocol):
+    """The same for one split of the spout. What it has processed goes with it when another task reads it."""
+
+    def record(self) -> Any:
+        """Returns which batches of the micro-batch have been processed, so that none of them is processed again."""
+        ...
+
+    def resume(self, record: Any) -> None:
+        """Begins with what a record says; None: without any. Other batches that were taken come again."""
+        ...
+
+
+class TaskFeed(Protocol):
+    """The feed of one task of the spout, as the engine opens it."""
+
+    def whole(self) -> Feed:
+        """The feed if the spout has no splits. Closing it closes all."""
+        ...
+
+    def split(self, number: int) -> SplitFeed: ...
+
+    def receive(self) -> Any:
+        """Takes one batch to its split, and returns those of splits that other tasks read."""
         ...
 
     def close(self) -> None: ...
@@ -76,8 +104,59 @@ class DataFrameSpout(ReliableSpout):
         self.feed.close()
 
 
+class SplitDataFrameSpout(ReplayableSpout):
+    """Emits the batches of one split. A position is the number of batches that the split had before."""
+
+    feed: SplitFeed = _NoFeed()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: dict[int, Hashable] = {}  # of the batches in flight, by position
+        self._restored: Any = None
+
+    def next_tuple(self) -> None:
+        taken = self.feed.take()
+        if taken is None:
+            return
+        key, batch = taken
+        position = self._next_position
+        try:
+            self.emit_arrow(batch, tup_id=position)
+        except Exception as error:
+            self.feed.refuse(key, f"{type(error).__name__}: {error}")
+            raise
+        if self.tracked:
+            self._keys[position] = key
+        else:  # no ack will follow
+            self.feed.done(key)
+
+    def ack(self, tup_id: Any) -> None:
+        super().ack(tup_id)
+        key = self._keys.pop(tup_id, None)
+        if key is not None:
+            self.feed.done(key)
+
+    def snapshot(self) -> Any:
+        return self.feed.record()
+
+    def restore(self, snapshot: Any) -> None:
+        self._restored = snapshot
+
+    def seek(self, position: int) -> None:
+        self.unacked_tuples.clear()
+        self.failed_tuples.clear()
+        self._keys.clear()
+        self._next_position = position
+        self.feed.resume(self._restored)
+        self._restored = None
+
+    def close(self) -> None:
+        self.feed.close()
+
+
 def dataframe_spec(dataframe: DataFrameSource, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
-               checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
+               checkpoint: str | None = None, config: dict[str, Any] | None = None,
+               splits: int | None = None) -> ComponentSpec:
     """Makes the spec for `Spout.from_dataframe`."""
     label = f"the DataFrame spout {name!r}" if name is not None else "a DataFrame spout"
     if isinstance(dataframe, str) or callable(dataframe):
@@ -92,7 +171,10 @@ def dataframe_spec(dataframe: DataFrameSource, name: str | None = None, par: Any
                         f'or its name as "module:function"; not {dataframe!r} ({type(dataframe).__name__})')
     if checkpoint is not None:
         config = {**(config or {}), DATAFRAME_CHECKPOINT.key: checkpoint}
-    return ComponentSpec(DataFrameSpout, name=name, par=par, config=config, outputs=outputs, dataframe=dataframe)
+    if splits is not None:
+        config = {**(config or {}), "splits": splits}
+    spout = SplitDataFrameSpout if (config or {}).get("splits") else DataFrameSpout
+    return ComponentSpec(spout, name=name, par=par, config=config, outputs=outputs, dataframe=dataframe)
 
 
 def dataframes_of(topology: type[Topology]) -> dict[str, DataFrameSource]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class Spout(Component):
     """A source of tuples. `next_tuple` is called repeatedly while there is room downstream."""
 
+    # The source divides its tuples among any number of tasks by itself, and gives those that a task leaves unacked to others:
+    # the number of tasks can change while the spout runs. `parallelism` is the current number.
+    divided_by_source: ClassVar[bool] = False
+
     _repeats: Mapping[Any, Any] = {}  # tuples of a reliable spout in flight whose id another one has
     fail_cause: str = "error"  # the reason of a call of `fail`: "error", "timeout" or "lost" (a worker died)
 
@@ -30,13 +34,16 @@ class Spout(Component):
 
     @staticmethod
     def from_dataframe(dataframe: Any, name: str | None = None, par: Any = None, outputs: Sequence[str] | None = None,
-                       checkpoint: str | None = None, config: dict[str, Any] | None = None) -> ComponentSpec:
+                       checkpoint: str | None = None, config: dict[str, Any] | None = None,
+                       splits: int | None = None) -> ComponentSpec:
         """Declares a spout that emits the rows of a streaming DataFrame; its columns are the fields. `dataframe` may also be a
         function (spark) -> DataFrame, or its name as "module:function", called when the topology is submitted: then `outputs`
-        names the columns. `checkpoint`: Spark's directory for its reading position; unset, below the engine's store."""
+        names the columns. `checkpoint`: Spark's directory for its reading position; unset, below the engine's store. `splits`:
+        the number of shares to which the rows of each micro-batch are dealt, so that the number of tasks can change while the
+        spout runs."""
         from millrace.api.dataframe import dataframe_spec
 
-        return dataframe_spec(dataframe, name, par, outputs, checkpoint, config)
+        return dataframe_spec(dataframe, name, par, outputs, checkpoint, config, splits)
 
     def next_tuple(self) -> None:
         """Emits some tuples, or none. Must not block unless `blocking = True`."""
@@ -238,8 +245,9 @@ class ReplayableSpout(ReliableSpout):
     change while the spout runs. Each task reads some of the splits, and has an instance of the class for each. An instance
     behaves as the only one of a task: its `task_index` is the number of the split, its `parallelism` the number of splits, and
     it has its own position. It must choose its share of the source by these two alone. When a split goes to another task, that
-    one makes an instance and lets it `seek`. The number of splits is fixed for the life of the topology; 0: there are none, and
-    each task has its own share.
+    one makes an instance and lets it `seek`. Instances of one task may keep in `shared_by_splits` what they have in common, for
+    example a connection; it is there in `initialize`. The number of splits is fixed for the life of the topology; 0: there are
+    none, and each task has its own share.
     """
 
     splits: int = 0
@@ -247,6 +255,7 @@ class ReplayableSpout(ReliableSpout):
     def __init__(self) -> None:
         super().__init__()
         self._next_position = 0
+        self.shared_by_splits: dict[str, Any] = {}
 
     def seek(self, position: int) -> None:
         """Moves to `position`: the next tuple emitted must be the first whose position is not below it."""

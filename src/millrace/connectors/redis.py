@@ -21,6 +21,7 @@ from millrace.redaction import shown_place
 TIMEOUT_SECONDS = 5.0  # a server that does not answer is an error, not a hang
 IDLE_SECONDS = 0.01  # after an empty read, the time until the next
 LAG_SECONDS = 1.0  # between two requests for the number of entries that wait at the server
+LEAVING_SECONDS = 1.0  # for tasks that have ended for good to send their last acks
 ROWS_IN_COMMAND = 500  # a Lua script on the server cannot call one with more than 8,000 words
 _to_json = msgspec.json.Encoder().encode
 
@@ -61,10 +62,12 @@ class _RedisSpout(ReliableSpout):
 
     Acks are sent with the next read, so a crash can replay tuples that were just acked, but never loses one. When the
     connection breaks, the reply to an executed command may be lost: `_reconcile` then compares the entries that the server
-    holds for this task with those known here. It does the same at the start, when nothing is known.
+    holds for this task with those known here. It does the same at the start, when nothing is known, and when there are fewer
+    tasks than before: task 0 then gets what the others have left.
     """
 
     blocking: ClassVar[bool] = True  # every read waits for the server
+    divided_by_source: ClassVar[bool] = True
 
     clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
 
@@ -73,6 +76,8 @@ class _RedisSpout(ReliableSpout):
         self._backlog: deque[Any] = deque()  # read and not yet emitted
         self._done: list[Any] = []  # acked here, not yet at the server
         self._reconciled = False
+        self._tasks_known = 0  # the number of tasks for which it has reconciled
+        self._rescaled_at: float | None = None  # when it saw that the number is another one
         self._idle_until = float("-inf")
         self._unread = Asked(self._ask_unread)
 
@@ -106,9 +111,9 @@ class _RedisSpout(ReliableSpout):
         now = self.clock()
         try:
             # Not in initialize: an earlier incarnation of this task may still be running then.
-            if not self._reconciled:
+            if not self._reconciled or self._has_left_entries(now):
                 self._reconcile()
-                self._reconciled = True
+                self._reconciled, self._tasks_known, self._rescaled_at = True, self.parallelism, None
             if self._done:
                 self._send_done()
             if not self._backlog and now >= self._idle_until:
@@ -118,6 +123,15 @@ class _RedisSpout(ReliableSpout):
         except self._broken:
             self._reconciled = False
             raise
+
+    def _has_left_entries(self, now: float) -> bool:
+        """True if the number of tasks has changed, and those that are gone have had the time to send their acks."""
+        if self.parallelism == self._tasks_known:
+            self._rescaled_at = None
+            return False
+        if self._rescaled_at is None:
+            self._rescaled_at = now
+        return now - self._rescaled_at >= LEAVING_SECONDS
 
     def _reconcile(self) -> None:
         """Adds entries that the server holds for this task, and that are not known here, to the backlog."""
@@ -146,7 +160,8 @@ class RedisListSpout(_RedisSpout):
 
     In an at-least-once topology an entry stays in a list of the task (`<key>:processing:<topology>:<component>:<task index>`)
     until it is acked. A task that starts first emits the entries that its previous incarnation left there; task 0 puts back
-    those of tasks that no longer exist. In an at-most-once topology entries are simply taken.
+    those of tasks that no longer exist. The number of tasks can change while the spout runs. In an at-most-once topology
+    entries are simply taken.
     """
 
     outputs: ClassVar[list[str]] = ["value"]
@@ -232,7 +247,7 @@ class RedisStreamSpout(_RedisSpout):
     | `count` | maximum number of entries read in one round trip (default 100) |
 
     A task that starts first emits the unacked entries of its consumer; task 0 takes over those of consumers whose task no
-    longer exists. `data` is a dict of texts.
+    longer exists. The number of tasks can change while the spout runs. `data` is a dict of texts.
     """
 
     outputs: ClassVar[list[str]] = ["id", "data"]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
-from millrace.api.grouping import stable_hash
 from millrace.api.spout import ReplayableSpout
-from millrace.connectors.redis import IDLE_SECONDS, Asked, connect, text_of
+from millrace.connectors.redis import connect, text_of
+from millrace.connectors.redis_log_reader import Block, LogReader, numbers_of, place_of
 from millrace.connectors.settings import optional_module, setting
 from millrace.errors import MillraceError
 
-SEQUENCE_BITS = 22
-LARGEST_MS, LARGEST_SEQUENCE = (1 << 63 - SEQUENCE_BITS) - 1, (1 << SEQUENCE_BITS) - 1
-
-Entry = tuple[bytes, dict[bytes, bytes]]
+READER = "reader"  # of all splits of a task
 
 
 class RedisLogSpout(ReplayableSpout):
@@ -33,7 +31,9 @@ class RedisLogSpout(ReplayableSpout):
     with 4 million entries in each millisecond.
 
     Several tasks share the stream by the hash of the id. Each reads all of it and keeps its share, so the server sends every
-    entry once per task. A change of their number redistributes the entries: some are read twice or not at all.
+    entry once per task. A change of their number redistributes the entries: some are read twice or not at all. With `splits`
+    it does not, and the number can change: the splits of a task read the stream together, each from its own position, and one
+    that comes from another task reads by itself until it has reached the others.
 
     It is an error if entries are trimmed (XTRIM) before they were read. A task that resumes from a position alone
     (at-least-once) can detect this only if an entry up to that position is left, and reports an error if none is: so keep the
@@ -52,19 +52,21 @@ class RedisLogSpout(ReplayableSpout):
         self._seen: int | None = None  # number of entries ever added below _next_position; None: unknown
         self._at_least = False  # _seen may be too low: an unknown number of entries was deleted before they were read
         self._restored: list[Any] | None = None
-        self._idle_until = float("-inf")
-        self._added = Asked(self._ask_added)
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self._key: str = setting(self, storm_conf, "key", str)
-        self._count: int = setting(self, storm_conf, "count", int, 100, least=1)
+        count = setting(self, storm_conf, "count", int, 100, least=1)
         start = setting(self, storm_conf, "start", str, "0", choices=("0", "$"))
-        self._redis = connect(self, storm_conf)
-        self._refused = optional_module("redis", "redis", self).exceptions.ResponseError
+        if READER not in self.shared_by_splits:
+            refused = optional_module("redis", "redis", self).exceptions.ResponseError
+            self.shared_by_splits[READER] = LogReader(connect(self, storm_conf), refused, self.component_name, self._key, count,
+                                                      self.parallelism, self.clock)
+        self._reader: LogReader = self.shared_by_splits[READER]
         if start == "$":
-            info, _ = self._look()
+            info, _ = self._reader.look(0)
             self._seen = info["entries-added"] if info else 0
-            self._next_position = self._position_of(info["last-generated-id"]) + 1 if info else 0
+            self._next_position = self._reader.position(info["last-generated-id"]) + 1 if info else 0
+        self._reader.users += 1
 
     def snapshot(self) -> Any:
         return None if self._seen is None else [self._seen, self._at_least]
@@ -80,70 +82,35 @@ class RedisLogSpout(ReplayableSpout):
         self._restored = None
 
     def next_tuple(self) -> None:
-        """Reads until something is emitted or nothing is left; skips other tasks' entries."""
-        now = self.clock()
-        if now < self._idle_until:
-            return
-        while True:
-            info, entries = self._look()
-            if info:
-                self._check(info)
-            emitted = self._take(entries)
-            if len(entries) < self._count:
-                self._idle_until = now + IDLE_SECONDS
-                if info:
-                    self._seen, self._at_least = info["entries-added"], False
-                return
-            if emitted:
+        """Reads until something is emitted or nothing is left; skips entries of other tasks or splits."""
+        while (block := self._reader.block(self._next_position)) is not None:
+            if block.info:
+                self._check(block.info)
+            emitted = self._take(block)
+            if block.is_last and block.info:
+                self._seen, self._at_least = block.info["entries-added"], False
+            if block.is_last or emitted:
                 return
 
     def lag(self) -> int | None:
         """This task's share of the entries that it has not read; None while it does not know how many there were before."""
-        added = self._added.at(self.clock())
+        added = self._reader.added()
         return None if added is None or self._seen is None else max(0, added - self._seen) // self.parallelism
 
     def close(self) -> None:
-        self._redis.close()
-
-    def _ask_added(self) -> int | None:
-        try:
-            added: int | None = self._redis.xinfo_stream(self._key).get("entries-added")
-        except self._refused as error:
-            if "no such key" in str(error):
-                return 0
-            raise
-        return added
-
-    def _look(self) -> tuple[dict[str, Any] | None, list[Entry]]:
-        """The server's information about the stream, or None if it does not exist, and the next entries, read atomically."""
-        ms, sequence = self._place()
-        if ms and not sequence:
-            ms, sequence = ms - 1, LARGEST_SEQUENCE + 1  # ids that do not fit are an error and must not be skipped
-        with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xinfo_stream(self._key)
-            pipe.xrange(self._key, min=f"{ms}-{sequence}", count=self._count)
-            info, entries = pipe.execute(raise_on_error=False)
-        if isinstance(info, self._refused) and "no such key" in str(info):
-            return None, []
-        for reply in (info, entries):
-            if isinstance(reply, Exception):
-                raise reply
-        if "entries-added" not in info:
-            raise MillraceError(f"{self.component_name}: the server does not report how many entries were added to the "
-                                f"stream {self._key!r}, so trimmed entries would not be noticed. Use Redis 7 or newer.")
-        return info, entries
+        self._reader.leave()
 
     def _check(self, info: dict[str, Any]) -> None:
         """Raises if unread entries were removed, or if that cannot be ruled out."""
         first, removed = info["first-entry"], info["entries-added"] - info["length"]
         if self._seen is None and self._next_position == 0:
             self._seen = removed  # entries removed before the first read do not count
-        deleted = _numbers(info["max-deleted-entry-id"])
-        if deleted > (0, 0) and deleted >= self._place():  # no entry has the id 0-0
+        deleted = numbers_of(info["max-deleted-entry-id"])
+        if deleted > (0, 0) and deleted >= place_of(self._next_position):  # no entry has the id 0-0
             self._at_least = True
-        if first and self._position_of(first[0]) <= self._next_position:
+        if first and self._reader.position(first[0]) <= self._next_position:
             return  # streams are trimmed from the front, and no unread entry was reached
-        if self._position_of(info["last-generated-id"]) < self._next_position:
+        if self._reader.position(info["last-generated-id"]) < self._next_position:
             return
         if self._seen is None:
             if removed:
@@ -155,39 +122,24 @@ class RedisLogSpout(ReplayableSpout):
             self._lost(f"{missing} entries from there on were trimmed or deleted before they were read")
 
     def _lost(self, why: str) -> NoReturn:
-        ms, sequence = self._place()
+        ms, sequence = place_of(self._next_position)
         raise MillraceError(f"{self.component_name}: task {self.task_index} cannot resume the stream {self._key!r} at "
                             f"{ms}-{sequence}: {why}. Restore them, or start the topology under a new name; and trim the "
                             "stream less.")
 
-    def _take(self, entries: list[Entry]) -> bool:
-        """Emits this task's entries; True if there were some."""
-        emitted = False
-        for id, data in entries:
-            position = self._position_of(id)
-            if self._seen is not None:
-                self._seen += 1
+    def _take(self, block: Block) -> bool:
+        """Emits this task's entries of the block; True if there were some."""
+        first, seen, emitted = bisect_left(block.positions, self._next_position), self._seen, False
+        mine = block.by_share[self.task_index]
+        for index in mine[bisect_left(mine, first):]:
+            id, data = block.entries[index]
             try:
-                if self.parallelism == 1 or stable_hash(id.decode()) % self.parallelism == self.task_index:
-                    self.emit((id.decode(), {text_of(name): text_of(value) for name, value in data.items()}), position)
-                    emitted = True
+                self.emit((id.decode(), {text_of(name): text_of(value) for name, value in data.items()}),
+                          block.positions[index])
+                emitted = True
             finally:  # a tuple that cannot be emitted is reported and skipped
-                self._next_position = position + 1
+                self._next_position = block.positions[index] + 1
+                self._seen = None if seen is None else seen + index + 1 - first
+        self._next_position = block.end
+        self._seen = None if seen is None else seen + len(block.entries) - first
         return emitted
-
-    def _place(self) -> tuple[int, int]:
-        """The next position as the numbers of an id."""
-        return self._next_position >> SEQUENCE_BITS, self._next_position & LARGEST_SEQUENCE
-
-    def _position_of(self, id: bytes) -> int:
-        ms, sequence = _numbers(id)
-        if ms > LARGEST_MS or sequence > LARGEST_SEQUENCE:
-            raise MillraceError(f"{self.component_name}: the stream {self._key!r} has an entry with the id {id.decode()}, and "
-                                f"a position can hold ids up to {LARGEST_MS}-{LARGEST_SEQUENCE}. Let Redis choose the ids, or "
-                                "read the stream with RedisStreamSpout.")
-        return ms << SEQUENCE_BITS | sequence
-
-
-def _numbers(id: bytes) -> tuple[int, int]:
-    ms, sequence = map(int, id.split(b"-"))
-    return ms, sequence

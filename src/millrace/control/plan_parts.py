@@ -102,7 +102,7 @@ class _TopologyParts:
         return _Neighbourhood(
             places, frozenset(task for task, _ in places),
             {name: owners for name, owners in whole.key_groups.items() if name in targets | hosted},
-            moves, [task for task in whole.apart if task.component in targets], frozenset(slots))
+            moves, [task for task in whole.apart if task.component in targets | hosted], frozenset(slots))
 
 
 def _neighbours(graph: TopologyGraph, hosted: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

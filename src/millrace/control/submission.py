@@ -137,8 +137,9 @@ def as_scaled(graph: TopologyGraph, manifest: Manifest) -> TopologyGraph:
     """The graph with the numbers of tasks that the checkpoint's run was scaled to. Components whose number the user has chosen
     for this run, or has changed in the declaration since, keep that, and so do those that cannot be scaled."""
     return graph.with_par({component.name: manifest.parallelism[component.name] for component in graph.components
-                           if (component.kind == "bolt" or component.splits) and not component.chosen
-                           and not component.own_state and component.name in manifest.parallelism
+                           if (component.kind == "bolt" or component.splits or component.divided_by_source
+                                or (component.dataframe and graph.batched))
+                           and not component.chosen and not component.own_state and component.name in manifest.parallelism
                            and manifest.declared.get(component.name) == component.declared})
 
 

@@ -37,6 +37,7 @@ class TopologyState:
     positions: dict[TaskId, int] = field(default_factory=dict)  # of spouts, by task, or by split if they have some
     reached: dict[TaskId, int] = field(default_factory=dict)  # by the last reports: positions before which spouts have sent all
     losses: int = 0
+    roll_backs: int = 0  # times that tasks were restored to a wave
     ready_at: int = 0  # revision that all workers must have carried out before the spouts start
     paused: bool = False  # requested by the user; takes effect once the topology is up
     deadline: float = 0.0  # end of the time that a killed topology has to drain

@@ -314,6 +314,7 @@ class WaveControl:
         waves, graph = topology.waves, topology.graph
         assert waves is not None
         reports: list[Command] = []
+        topology.roll_backs += 1
         if graph.exactly_once:
             topology.epoch += 1
         for task in [task for task in topology.places if graph.exactly_once or _rewinds(graph, task)]:

@@ -116,22 +116,23 @@ class FedTopology:
 
     # -- waves ---------------------------------------------------------------------------------------------------------
 
-    def version(self) -> int:
-        """The version of the plan, which rises each time that tasks are rolled back to a wave."""
-        version: int = self._port.call(self._version)
-        return version
+    def roll_backs(self) -> int:
+        """The number of times that tasks were rolled back to a wave."""
+        count: int = self._port.call(self._roll_backs)
+        return count
 
     def request_wave(self) -> int:
         """Make a wave due. Returns the number of the last one that has begun."""
         wave: int = self._port.call(self._request_wave)
         return wave
 
-    def wait_for_wave(self, wave: int, version: int, seconds: float) -> bool:
-        """Wait until the wave is committed or the version has changed. False if time ran out."""
-        return self._port.wait_until(lambda: self._waves().committed >= wave or self._version() != version, seconds)
+    def wait_for_wave(self, wave: int, roll_backs: int, seconds: float) -> bool:
+        """Wait until the wave is committed or tasks were rolled back since the number was `roll_backs`. False if time ran
+        out."""
+        return self._port.wait_until(lambda: self._waves().committed >= wave or self._roll_backs() != roll_backs, seconds)
 
-    def _version(self) -> int:
-        return self._port.state.topology(self.name).version
+    def _roll_backs(self) -> int:
+        return self._port.state.topology(self.name).roll_backs
 
     def _request_wave(self) -> int:
         self._port.tell(WaveRequested(self.name))

@@ -77,7 +77,7 @@ class ComponentDef:
     key. `declared`: the number of tasks in its declaration, which `par` may have been changed from; `chosen`: the user chose
     `par` when the topology was started. `merges`: senders may merge tuples of a key with its class's `merge`. `splits`: the
     number of splits of a spout, which its tasks own as those of a bolt own key groups; 0 if each task has a position of its
-    own."""
+    own. `divided_by_source`: a spout whose tasks share what the source has, however many there are."""
 
     name: str
     kind: Literal["spout", "bolt"]
@@ -99,6 +99,7 @@ class ComponentDef:
     chosen: bool = False
     merges: bool = False
     splits: int = 0
+    divided_by_source: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -310,8 +311,11 @@ def graph_of(topology: type[Topology], name: str | None = None, config: dict[str
 
 
 def batched(graph: TopologyGraph) -> TopologyGraph:
-    """The graph as it runs in batches: exactly-once, since a batch that is run again must not count twice."""
-    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE})
+    """The graph as it runs in batches: exactly-once, since a batch that is run again must not count twice. Spouts that read a
+    DataFrame have no splits: Spark deals the rows of each batch to the tasks that there are."""
+    return replace(graph, batched=True, config={**graph.config, GUARANTEE.key: EXACTLY_ONCE},
+                   components=tuple(replace(component, splits=0) if component.dataframe else component
+                                    for component in graph.components))
 
 
 def resolve(code: str) -> Any:
@@ -371,7 +375,8 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         # The feed of a DataFrame spout sends unacked batches again, wherever the spout is by then.
         movable=(not issubclass(component_cls, Spout) or issubclass(component_cls, ReplayableSpout)
                  or spec.dataframe is not None),
-        stateful=_is_stateful(spec, component_cls),
+        # Spark's checkpoint is what a DataFrame is read again from: the state of its splits needs no waves.
+        stateful=spec.dataframe is None and _is_stateful(spec, component_cls),
         commits=issubclass(component_cls, TwoPhaseSink),
         own_state=component_cls.snapshot is not Component.snapshot and not splits,  # that of a split goes with its position
         takes_over=(not issubclass(component_cls, TwoPhaseSink) or component_cls.take_over is not TwoPhaseSink.take_over),
@@ -381,6 +386,8 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         chosen=par is not None,
         merges=_declares_merge(component_cls),
         splits=splits,
+        divided_by_source=(issubclass(component_cls, Spout) and component_cls.divided_by_source
+                           and not issubclass(component_cls, ReplayableSpout)),
     )
 
 
@@ -399,9 +406,6 @@ def _declares_merge(component_cls: type[Component]) -> bool:
 
 def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:
     """The number of splits that its config or its class sets."""
-    if spec.dataframe is not None and spec.config.get("splits"):
-        raise TopologyError(f"component {spec.label} reads a DataFrame, which Spark divides into partitions by itself: it "
-                            "cannot have splits. Leave them out; its number of tasks is fixed while it runs")
     if not issubclass(component_cls, ReplayableSpout):
         if issubclass(component_cls, Spout) and spec.config.get("splits"):
             raise TopologyError(f"component {spec.label} cannot have splits: {component_cls.__name__} cannot be read from a "

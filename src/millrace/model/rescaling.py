@@ -50,9 +50,15 @@ def check_tasks(graph: TopologyGraph, component: ComponentDef, tasks: int) -> No
 
 def _check_splits(graph: TopologyGraph, component: ComponentDef, tasks: int) -> None:
     name, splits = component.name, component.splits
-    if component.dataframe:
-        raise TopologyError(f"{name!r} of {graph.name!r} reads a DataFrame, whose partitions Spark sends to its "
-                            f"{component.par} {'task' if component.par == 1 else 'tasks'}: their number is fixed while it runs")
+    if component.divided_by_source and not component.own_state:
+        return
+    if component.dataframe and graph.batched:
+        return  # Spark deals the rows of each batch to the tasks that there are
+    if component.dataframe and not splits:
+        raise TopologyError(f"{name!r} of {graph.name!r} reads a DataFrame without splits, so each of its {component.par} "
+                            f"{'task' if component.par == 1 else 'tasks'} has rows of its own: their number is fixed "
+                            "while it runs. Declare it with splits, for example Spout.from_dataframe(..., splits=16): rows are "
+                            "dealt to them, and tasks can share them out anew")
     if not component.movable:
         raise TopologyError(f"{name!r} of {graph.name!r} is a spout that cannot be read from a position, so its source cannot "
                             f"be divided anew: it keeps its {component.par} {'task' if component.par == 1 else 'tasks'}. A "

@@ -86,11 +86,11 @@ def test_numbers_that_cannot_be(config: dict[str, Any] | None, par: int, says: s
         graph_of(topology)
 
 
-def test_a_dataframe_has_no_splits() -> None:
-    spec = Spout.from_dataframe("support.none:frame", outputs=["n"], config={"splits": 4})
-    topology = type("Refused", (Topology,), {"__module__": __name__, "spout": spec})
-    with pytest.raises(TopologyError, match="reads a DataFrame, which Spark divides into partitions by itself"):
-        graph_of(topology)
+def test_the_splits_of_a_dataframe_are_checked() -> None:
+    for splits, says in ((-1, "splits of .* is -1"), (2, "'lines' has par 3 but only 2 splits")):
+        spec = Spout.from_dataframe("support.none:frame", outputs=["n"], par=3, splits=splits)
+        with pytest.raises(TopologyError, match=says):
+            graph_of(type("Refused", (Topology,), {"__module__": __name__, "lines": spec}))
 
 
 def test_the_class_or_the_config_sets_them() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from millrace.control.feeding import DONE, NEW, PENDING, FeedAddress, Intake, Key, SendWindow, choose
+from collections.abc import Callable
+
+from millrace.control.feeding import DONE, NEW, PENDING, FeedAddress, Intake, Key, Receivers, SendWindow, choose
+from millrace.state.packing import pack_value, unpack_value
 
 HERE = FeedAddress("ipc:///here", "tcp://10.0.0.1:1", "boot-1")
 ALSO_HERE = FeedAddress("ipc:///here-too", "tcp://10.0.0.1:2", "boot-1")
@@ -62,7 +65,59 @@ def test_a_refused_batch_may_be_retried() -> None:
     assert intake.offer(key(), "a") == NEW
 
 
+def test_the_record_of_a_split_tells_what_is_done() -> None:
+    intake, other = Intake(), Intake()
+    for sequence in range(4):
+        intake.offer(key(sequence=sequence, digest=1 << 63), "a")
+    for sequence in (2, 0):
+        intake.done(key(sequence=sequence, digest=1 << 63))
+    assert other.resume(unpack_value(pack_value(intake.record()))) == []
+    offered = [other.offer(key(sequence=sequence, digest=1 << 63), "b") for sequence in range(4)]
+    assert offered == [DONE, NEW, DONE, NEW]
+    assert other.offer(key(batch=1), "b") == NEW
+
+
+def test_a_split_that_begins_anew_gives_back_what_is_not_done() -> None:
+    intake = Intake()
+    before = intake.record()
+    intake.offer(key(), "a")
+    intake.offer(key(sequence=1), "a")
+    intake.offer(key(sequence=1), "b")
+    intake.done(key())
+    assert intake.resume(before) == [(1, "a"), (1, "b")]
+    assert intake.done(key(sequence=1)) == [], "nobody waits for it any more"
+    assert [intake.offer(key(sequence=sequence), "a") for sequence in range(2)] == [NEW, NEW]
+    assert intake.resume(None) == [(0, "a"), (1, "a")]
+
+
 # -- the feeder's side --
+
+
+def test_batches_go_to_the_owner_of_their_split() -> None:
+    receivers = Receivers([HERE, ELSEWHERE, HIDDEN], [0, 1, 1, 2, -1])
+    assert [receivers.feed(turn, "boot-1") for turn in range(7)] == [HERE, ELSEWHERE, ELSEWHERE, None, None, HERE, ELSEWHERE]
+    assert [receivers.receives(HERE.ipc, turn) for turn in range(6)] == [True, False, False, False, False, True]
+    assert not receivers.receives("", 0)
+
+
+def test_without_splits_any_task_receives() -> None:
+    receivers = Receivers([HERE, ALSO_HERE])
+    assert [receivers.feed(turn, "boot-1") for turn in range(3)] == [HERE, ALSO_HERE, HERE]
+    assert receivers.receives(ALSO_HERE.ipc, 0) and not receivers.receives(ELSEWHERE.ipc, 0)
+
+
+def test_a_batch_that_is_given_back_waits_for_news() -> None:
+    outbox = filled("a", "b")
+    send_all(outbox, HERE, at=1.0)
+    outbox.give_back(0, ELSEWHERE.ipc)
+    assert not outbox.homeless, "it was sent here since, and this task has it"
+    outbox.give_back(0, HERE.ipc)
+    outbox.give_back(7, HERE.ipc)
+    assert outbox.homeless
+    assert not outbox.unsent()
+    outbox.look_again(only(HERE), sent_before=0.0)
+    assert [sending.payload for sending in outbox.unsent()] == ["a"]
+    assert not outbox.homeless
 
 
 def test_feeds_of_this_machine_take_turns() -> None:
@@ -103,12 +158,17 @@ def send_all(outbox: SendWindow, feed: FeedAddress, at: float) -> None:
         sending.target, sending.at = feed.ipc, at
 
 
+def only(feed: FeedAddress) -> Callable[[str, int], bool]:
+    """Only this feed receives batches."""
+    return lambda ipc, sequence: ipc == feed.ipc
+
+
 def test_batches_for_a_lost_task_are_resent() -> None:
     outbox = filled("a")
     send_all(outbox, HERE, at=1.0)
     outbox.put("b")
     send_all(outbox, ELSEWHERE, at=1.0)
-    outbox.look_again([ELSEWHERE], sent_before=0.0)
+    outbox.look_again(only(ELSEWHERE), sent_before=0.0)
     assert [sending.payload for sending in outbox.unsent()] == ["a"]
 
 
@@ -117,7 +177,7 @@ def test_an_overdue_batch_is_resent() -> None:
     send_all(outbox, HERE, at=1.0)
     outbox.put("b")
     send_all(outbox, HERE, at=5.0)
-    outbox.look_again([HERE], sent_before=3.0)
+    outbox.look_again(only(HERE), sent_before=3.0)
     assert [sending.payload for sending in outbox.unsent()] == ["a"]
 
 

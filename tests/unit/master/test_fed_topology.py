@@ -116,12 +116,12 @@ def test_a_wave_is_requested_and_awaited(port: FakePort) -> None:
     fed, waves = FedTopology("words", port), port.state.topology("words").waves
     assert waves is not None and (fed.offsets(), fed.committed_offsets()) == ("run 1", "")
     waves.wave = 6
-    version = fed.version()
+    before = fed.roll_backs()
     assert fed.request_wave() == 6 and port.told == [WaveRequested("words")]
-    assert not fed.wait_for_wave(7, version, 0.0)
-    assert fed.wait_for_wave(7, version - 1, 0.0), "tasks were rolled back meanwhile"
+    assert not fed.wait_for_wave(7, before, 0.0)
+    assert fed.wait_for_wave(7, before - 1, 0.0), "tasks were rolled back meanwhile"
     waves.committed = 7
-    assert fed.wait_for_wave(7, version, 0.0)
+    assert fed.wait_for_wave(7, before, 0.0)
 
 
 def test_a_topology_that_has_ended_takes_no_wave(port: FakePort) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,6 +10,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.grouping import Grouping
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.topology import Topology
+from millrace.connectors.redis import RedisListSpout, RedisStreamSpout
 from millrace.errors import TopologyError
 from millrace.model.graph import graph_of
 from millrace.model.rescaling import rescaled
@@ -42,11 +43,24 @@ class Sources(Topology):
                              table: Grouping.SHUFFLE})
 
 
+class Divided(Unread):
+    divided_by_source: ClassVar[bool] = True
+
+
+def test_a_spout_whose_source_divides_its_tuples_can_have_any_number_of_tasks() -> None:
+    topology = type("OfDivided", (Topology,), {"__module__": __name__, "spout": Divided.spec(par=2),
+                                               "list": RedisListSpout.spec(), "stream": RedisStreamSpout.spec()})
+    graph = graph_of(topology)
+    assert rescaled(graph, {"spout": 7, "list": 3, "stream": 5}).parallelism == {"spout": 7, "list": 3, "stream": 5}
+    with pytest.raises(TopologyError, match="cannot have 0 tasks"):
+        rescaled(graph, {"spout": 0})
+
+
 @pytest.mark.parametrize(("name", "tasks", "says"), [
     ("unread", 3, "cannot be read from a position, .* it keeps its 2 tasks. A ReplayableSpout with splits can be scaled"),
     ("whole", 3, r"Declare it with splits, for example config=\{'splits': 16\}"),
     ("split", 5, "its source has 4 splits, and each task needs one, so it can have 4 at most"),
-    ("table", 2, "reads a DataFrame, whose partitions Spark sends to its 1 task: their number is fixed while it runs"),
+    ("table", 2, "reads a DataFrame without splits, so each of its 1 task .*: their number is fixed .* Declare it with splits"),
 ])
 def test_spouts_that_cannot_have_so_many_tasks(name: str, tasks: int, says: str) -> None:
     graph = graph_of(Sources, "sources")

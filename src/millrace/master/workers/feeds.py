@@ -17,9 +17,12 @@ def feeds_for(request: wire.AskFeeds, topologies: Mapping[str, TopologyState],
     topology, measured = topologies.get(request.topology), observed.get(request.topology)
     if topology is None or measured is None:
         return wire.Feeds("", [])
-    feeds = []
+    feeds: dict[int, FeedAddress] = {}
     for task, place in sorted(topology.places.items()):
         seen = measured.tasks.get(task)
-        if task.component == request.component and seen is not None and seen.incarnation == place.incarnation:
-            feeds += [FeedAddress(*seen.custom[FEED])] if FEED in seen.custom else []
-    return wire.Feeds(topology.status, feeds)
+        if (task.component == request.component and seen is not None and seen.incarnation == place.incarnation
+                and FEED in seen.custom):
+            feeds[task.index] = FeedAddress(*seen.custom[FEED])
+    numbers = {index: number for number, index in enumerate(feeds)}
+    owners = topology.key_groups.get(request.component, ()) if request.component in topology.graph.splits else ()
+    return wire.Feeds(topology.status, list(feeds.values()), [numbers.get(owner, -1) for owner in owners])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import zmq
 
-from millrace.api.dataframe import Feed
+from millrace.api.dataframe import TaskFeed
 from millrace.config import FRAME_LIMIT
 from millrace.control.feeding import DONE, FEED, FEED_WINDOW, NEW, FeedAddress, Intake, Key
 from millrace.errors import MillraceError, WireError
-from millrace.runtime.feeds.messages import Done, Refused, read_push
+from millrace.runtime.feeds.messages import Done, FeedAnswer, Push, Refused, Returned, read_push
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.bodies import decode_batch
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
@@ -27,11 +27,13 @@ from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 log = logging.getLogger("millrace.worker")
 PUSHES_PER_TURN = 64  # read in one call while none of them is new
 
+Sender = tuple[zmq.Socket[Any], bytes]
+
 
 class NoFeeds:
     """For a worker without sockets, as in tests: it cannot be fed."""
 
-    def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed:
+    def open(self, name: str, tell: Callable[[str, Any], None]) -> TaskFeed:
         raise MillraceError("a spout made by Spout.from_dataframe needs workers that Spark can reach: run its topology on a "
                             "ResidentEngine")
 
@@ -75,46 +77,51 @@ class SocketFeeds:
 
 
 class SocketFeed:
-    """The feed of one task. Used by the worker's loop alone."""
+    """The feed of one task: sockets, and what has arrived for each split of the spout. One without splits has everything as
+    split 0. Used by the worker's loop alone.
+
+    While the split is not read that a batch was sent to, the batch waits here: at most the windows of the feeders do."""
 
     def __init__(self, sockets: list[zmq.Socket[Any]], path: Path, counters: Counter[str]) -> None:
         self._sockets, self._path, self._counters = sockets, path, counters
-        self._intake = Intake()
+        self._splits: dict[int, SplitFeed] = {}
         self._closed = False
 
-    def take(self) -> tuple[Key, pa.RecordBatch] | None:
-        """The next new batch; None if there is none or the feed is closed (a task being replaced may be polled once more)."""
-        if self._closed:
-            return None
-        for _ in range(PUSHES_PER_TURN):
-            received = self._receive()
-            if received is None:
-                return None
+    def whole(self) -> WholeFeed:
+        """The feed of a spout without splits."""
+        return WholeFeed(self, self.split(0))
+
+    def split(self, number: int) -> SplitFeed:
+        """The feed of a split that the task reads, or is about to read."""
+        return self._splits.setdefault(number, SplitFeed(self, number))
+
+    def forget(self, number: int) -> None:
+        """Return batches for this split from now on: another task reads it."""
+        self._splits.pop(number, None)
+
+    def receive(self) -> SplitFeed | None:
+        """Take one batch to its split; batches of splits that the task does not read are returned. None if there is none or the
+        feed is closed (a task being replaced may be polled once more)."""
+        while not self._closed and (received := self._receive()) is not None:
             sender, frames = received
             try:
                 push, body = read_push(frames)
             except WireError as error:
-                self._counters["malformed"] += 1
-                log.warning("dropped: %s", error)
+                self._drop(error)
                 continue
-            verdict = self._intake.offer(push.key, sender)
-            if verdict == DONE:
-                self._answer(sender, Done(push.sequence))
-            elif verdict == NEW:
-                try:
-                    return push.key, decode_batch(body)
-                except WireError as error:
-                    self._counters["malformed"] += 1
-                    self.refuse(push.key, str(error))
+            split = self._splits.get(push.split)
+            if split is not None:
+                split.waiting.append((sender, push, body))
+                return split
+            self.answer(sender, Returned(push.sequence))
         return None
 
-    def done(self, key: Any) -> None:
-        for sender in self._intake.done(key):
-            self._answer(sender, Done(key.sequence))
-
-    def refuse(self, key: Any, reason: str) -> None:
-        for sender in self._intake.refused(key):
-            self._answer(sender, Refused(key.sequence, reason))
+    def decode(self, body: Any) -> pa.RecordBatch | WireError:
+        try:
+            return decode_batch(body)
+        except WireError as error:
+            self._drop(error)
+            return error
 
     def close(self) -> None:
         if not self._closed:
@@ -123,7 +130,16 @@ class SocketFeed:
                 socket.close()
             self._path.unlink(missing_ok=True)
 
-    def _receive(self) -> tuple[tuple[zmq.Socket[Any], bytes], list[Any]] | None:
+    def answer(self, sender: Sender, answer: FeedAnswer) -> None:
+        """Answer a feeder. If it misses the answer, it sends the batch again."""
+        socket, identity = sender
+        if not self._closed:
+            try:
+                socket.send_multipart([identity, wire.encode(answer)], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                log.debug("an ack could not be sent: %s", error)
+
+    def _receive(self) -> tuple[Sender, list[Any]] | None:
         for _ in self._sockets:
             socket = self._sockets.pop(0)  # in turn, so that none starves
             self._sockets.append(socket)
@@ -134,11 +150,65 @@ class SocketFeed:
             return (socket, identity), frames
         return None
 
-    def _answer(self, sender: tuple[zmq.Socket[Any], bytes], answer: Done | Refused) -> None:
-        """Answer a feeder. If it misses the answer, it sends the batch again."""
-        socket, identity = sender
-        if not self._closed:
-            try:
-                socket.send_multipart([identity, wire.encode(answer)], zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                log.debug("an ack could not be sent: %s", error)
+    def _drop(self, error: WireError) -> None:
+        self._counters["malformed"] += 1
+        log.warning("dropped: %s", error)
+
+
+class SplitFeed:
+    """The batches of one split."""
+
+    def __init__(self, feed: SocketFeed, number: int) -> None:
+        self._feed, self._number = feed, number
+        self._intake = Intake()
+        self.waiting: deque[tuple[Sender, Push, Any]] = deque()
+
+    def take(self) -> tuple[Key, pa.RecordBatch] | None:
+        """The next new batch; None if there is none now."""
+        for _ in range(PUSHES_PER_TURN):
+            while not self.waiting:
+                if self._feed.receive() is None:
+                    return None
+            sender, push, body = self.waiting.popleft()
+            verdict = self._intake.offer(push.key, sender)
+            if verdict == DONE:
+                self._feed.answer(sender, Done(push.sequence))
+            elif verdict == NEW:
+                batch = self._feed.decode(body)
+                if not isinstance(batch, WireError):
+                    return push.key, batch
+                self.refuse(push.key, str(batch))
+        return None
+
+    def done(self, key: Any) -> None:
+        for sender in self._intake.done(key):
+            self._feed.answer(sender, Done(key.sequence))
+
+    def refuse(self, key: Any, reason: str) -> None:
+        for sender in self._intake.refused(key):
+            self._feed.answer(sender, Refused(key.sequence, reason))
+
+    def record(self) -> list[Any]:
+        return self._intake.record()
+
+    def resume(self, record: list[Any] | None) -> None:
+        for sequence, sender in self._intake.resume(record):
+            self._feed.answer(sender, Returned(sequence))
+
+    def close(self) -> None:
+        self._feed.forget(self._number)
+        self.resume(None)
+        for sender, push, _ in self.waiting:
+            self._feed.answer(sender, Returned(push.sequence))
+        self.waiting.clear()
+
+
+class WholeFeed:
+    """The feed of a task without splits, which ends with it."""
+
+    def __init__(self, feed: SocketFeed, only: SplitFeed) -> None:
+        self._feed = feed
+        self.take, self.done, self.refuse = only.take, only.done, only.refuse
+
+    def close(self) -> None:
+        self._feed.close()

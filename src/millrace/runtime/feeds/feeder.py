@@ -17,15 +17,16 @@ import pyarrow as pa
 import zmq
 
 from millrace.config import FRAME_LIMIT
-from millrace.control.feeding import FEED_WINDOW, FeedAddress, SendWindow, choose
+from millrace.control.feeding import FEED_WINDOW, FeedAddress, Receivers, SendWindow
 from millrace.control.topology_status import PAUSED, STARTING, STOPPING, WAITING
 from millrace.errors import FeedingFailed, WireError
-from millrace.runtime.feeds.messages import Push, Refused, read_feed_answer
+from millrace.runtime.feeds.messages import Push, Refused, Returned, read_feed_answer
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.bodies import encode_batch
 from millrace.runtime.wire.transport import Keys, boot_id, reached_by_ipc, visit
 
 ASK_SECONDS = 0.5  # between requests to the master while nothing is acked
+RETURNED_SECONDS = 0.02  # the same while a task has returned a batch: its split is with another one
 RESEND_SECONDS = 10.0  # until a batch is resent to the same task: a connection may have lost it or its ack
 MASTER_SECONDS = 20.0  # without an answer of the master until an error
 TURN_SECONDS = 0.1
@@ -46,6 +47,7 @@ class Feeding:
     rows: int  # the most that are sent together
     timeout: float  # seconds without any ack until an error
     frame_limit: int = FRAME_LIMIT.default
+    splits: int = 0  # of the spout
 
 
 class Feeder:
@@ -58,7 +60,8 @@ class Feeder:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._links: dict[str, zmq.Socket[Any]] = {}  # by the feed's ipc address
-        self._feeds: list[FeedAddress] = []
+        self._receivers = Receivers()
+        self._stuck = False  # a batch waits for a feed that is not known yet
         self._status = WAITING
         self._master = self._connect(feeding.master, with_keys=True)
         self._asked = float("-inf")  # when the last request to the master was sent
@@ -78,7 +81,9 @@ class Feeder:
             while self._outbox.full:
                 self._turn(TURN_SECONDS)
             digest = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "big")
-            push = Push(self._feeding.query, self._feeding.batch, self._partition, self._outbox.next_sequence, digest)
+            sequence = self._outbox.next_sequence
+            split = self._turn_of(sequence) % self._feeding.splits if self._feeding.splits else 0
+            push = Push(self._feeding.query, self._feeding.batch, self._partition, sequence, digest, split)
             if self._outbox.empty:
                 self._acked = time.monotonic()
             self._outbox.put([wire.encode(push), body])
@@ -111,7 +116,9 @@ class Feeder:
     def _turn(self, seconds: float) -> None:
         """Send batches for which there is a feed, and handle answers; wait up to `seconds` for one."""
         now = time.monotonic()
-        if now - self._asked >= ASK_SECONDS and (not self._feeds or self._outbox.silent(now - ASK_SECONDS)):
+        since = now - self._asked
+        if ((since >= ASK_SECONDS and (self._stuck or not self._receivers.feeds or self._outbox.silent(now - ASK_SECONDS)))
+                or (since >= RETURNED_SECONDS and self._outbox.homeless)):
             self._asked = now
             self._waits_since = self._waits_since or now
             self._master.send(wire.encode(wire.AskFeeds(self._feeding.topology, self._feeding.component)), zmq.NOBLOCK)
@@ -121,15 +128,21 @@ class Feeder:
         self._check(time.monotonic())
 
     def _send_out(self, now: float) -> None:
+        self._stuck = False
         for sending in self._outbox.unsent():
-            feed = choose(self._feeds, self._boot, self._partition + sending.sequence)
+            feed = self._receivers.feed(self._turn_of(sending.sequence), self._boot)
             if feed is None:
-                return
+                self._stuck = True
+                continue
             try:
                 self._link(feed).send_multipart(sending.payload, zmq.NOBLOCK)
             except zmq.Again:  # its queue is full: retry in the next turn
-                return
+                continue
             sending.target, sending.at = feed.ipc, now
+
+    def _turn_of(self, sequence: int) -> int:
+        """The number by which a batch is dealt to a task or a split: the same whenever it is sent."""
+        return self._partition + sequence
 
     def _link(self, feed: FeedAddress) -> zmq.Socket[Any]:
         if feed.ipc not in self._links:
@@ -156,7 +169,7 @@ class Feeder:
                 if socket is self._master:
                     self._located(wire.decode_control(frame))
                 else:
-                    self._answered(read_feed_answer(frame))
+                    self._answered(socket, read_feed_answer(frame))
             except WireError:  # not an answer to us
                 continue
 
@@ -164,16 +177,22 @@ class Feeder:
         if not isinstance(message, wire.Feeds):
             return
         now, self._waits_since = time.monotonic(), None
-        self._feeds, self._status = message.feeds, message.status
+        receivers = self._receivers = Receivers(message.feeds, message.owners)
+        self._status = message.status
         if self._status in HOLDS:
             self._acked = now
-        self._outbox.look_again(self._feeds, now - RESEND_SECONDS)
-        for ipc in self._links.keys() - {feed.ipc for feed in self._feeds}:
+        self._outbox.look_again(lambda ipc, sequence: receivers.receives(ipc, self._turn_of(sequence)), now - RESEND_SECONDS)
+        for ipc in self._links.keys() - {feed.ipc for feed in receivers.feeds}:
             link = self._links.pop(ipc)
             self._poller.unregister(link)
             link.close(linger=0)
 
-    def _answered(self, answer: Any) -> None:
+    def _answered(self, link: zmq.Socket[Any], answer: Any) -> None:
+        if isinstance(answer, Returned):
+            for ipc, each in self._links.items():
+                if each is link:
+                    self._outbox.give_back(answer.sequence, ipc)
+            return
         if isinstance(answer, Refused):
             raise FeedingFailed(f"{self._feeding.component!r} cannot emit batch {answer.sequence} of partition "
                                 f"{self._partition}: {answer.reason}")

@@ -14,13 +14,15 @@ Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Push(msgspec.Struct, array_like=True, tag=1, tag_field="type"):
-    """Sends a batch; its rows are in the second frame. Answered by `Done` or `Refused` once that is known."""
+    """Sends a batch; its rows are in the second frame. Answered by `Done`, `Refused` or `Returned` once that is known.
+    `split`: that of the spout, if it has splits."""
 
     query: Annotated[str, msgspec.Meta(max_length=256)]
     batch: Number
     partition: Natural
     sequence: Natural
     digest: Number
+    split: Natural = 0
 
     @property
     def key(self) -> Key:
@@ -40,7 +42,14 @@ class Refused(msgspec.Struct, array_like=True, tag=3, tag_field="type"):
     reason: str
 
 
-FeedAnswer = Done | Refused
+class Returned(msgspec.Struct, array_like=True, tag=4, tag_field="type"):
+    """The task will not process the batch, because it does not read its split, or begins anew: ask the master where it belongs
+    now, and send it again."""
+
+    sequence: Natural
+
+
+FeedAnswer = Done | Refused | Returned
 _push_decoder = msgspec.msgpack.Decoder(Push)
 _answer_decoder = msgspec.msgpack.Decoder(FeedAnswer)
 

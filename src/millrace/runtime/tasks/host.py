@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from millrace.api.dataframe import Feed
+from millrace.api.dataframe import TaskFeed
 from millrace.control.assignment import Move, Place
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.runtime.checkpoints.access import CheckpointAccess
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class FeedOpener(Protocol):
     """Opens the feeds of DataFrame spouts. `tell` takes a metric of the task."""
 
-    def open(self, name: str, tell: Callable[[str, Any], None]) -> Feed: ...
+    def open(self, name: str, tell: Callable[[str, Any], None]) -> TaskFeed: ...
 
 
 class Threads(Protocol):

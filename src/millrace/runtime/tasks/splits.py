@@ -21,6 +21,7 @@ from millrace.state.packing import pack_value, unpack_value
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from millrace.api.dataframe import TaskFeed
     from millrace.api.tuple import Tuple
     from millrace.runtime.tasks.task import Task
 
@@ -86,6 +87,8 @@ class Splits(ReliableSpout):
         self._ready: dict[int, ReplayableSpout] = {}  # initialized, for splits that other tasks still have
         self._handles: dict[int, SplitHandle] = {}
         self._metrics: dict[str, dict[int, Any]] = {}
+        self._shared: dict[str, Any] = {}
+        self.feed: TaskFeed | None = None  # of a spout that reads a DataFrame
         self._active = False
 
     # -- splits --------------------------------------------------------------------------------------------------------
@@ -96,6 +99,9 @@ class Splits(ReliableSpout):
             return
         handle = SplitHandle(self._task, split, self._metrics)
         part = self._make(split, handle)
+        part.shared_by_splits = self._shared
+        if self.feed is not None:
+            vars(part)["feed"] = self.feed.split(split)
         try:
             part.initialize(part.storm_conf, part.context)
         except BaseException:
@@ -167,6 +173,8 @@ class Splits(ReliableSpout):
     def next_tuple(self) -> None:
         """Let the splits emit in turns, until one does."""
         turns, waiting = self._turns, self._task.waiting
+        if not turns and self.feed is not None:
+            self.feed.receive()  # senders may not know yet that other tasks have its splits
         before = waiting()
         for _ in range(len(turns)):
             part = turns[0]
@@ -206,6 +214,8 @@ class Splits(ReliableSpout):
 
     def close(self) -> None:
         self.drop([*self.parts, *self._ready])
+        if self.feed is not None:
+            self.feed.close()
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """An error of one split must not keep the others from being called."""

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millrace.api.dataframe import DataFrameSpout
 from millrace.api.spout import ReliableSpout, Spout
 from millrace.config import CHUNK_LINGER, MAX_SPOUT_PENDING, SPOUT_WAIT
 from millrace.model.graph import TaskId
@@ -58,8 +57,9 @@ class SpoutTask(Task):
         self.lag = SpoutLag(self)
 
     def initialize(self) -> None:
-        if isinstance(self.component, DataFrameSpout):
-            self.component.feed = self.worker.feeds.open(f"{self.topology.graph.name}/{self.name}", self.report_metric)
+        if self.definition.dataframe:
+            feed = self.worker.feeds.open(f"{self.topology.graph.name}/{self.name}", self.report_metric)
+            vars(self.component)["feed"] = feed if self.definition.splits else feed.whole()
         super().initialize()
         self.position.restore()
         if isinstance(self.component, ReliableSpout):  # it must keep replaying until the bolts have isolated the bad tuple
@@ -81,6 +81,7 @@ class SpoutTask(Task):
     def may_emit(self) -> bool:
         flight = self.tracking.flight
         return (self.started and self.active and not self.blocked and not self.notices.failures
+                and self.name not in self.topology.apart  # it is not known to all workers yet, or it retires
                 and not (self.max_pending and flight.tuples >= self.max_pending)
                 and not flight.lagging(self.worker.clock.now()))
 

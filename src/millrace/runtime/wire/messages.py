@@ -412,10 +412,12 @@ class AskFeeds(msgspec.Struct, array_like=True, tag=40, tag_field="type"):
 
 
 class Feeds(msgspec.Struct, array_like=True, tag=41, tag_field="type"):
-    """Answers `AskFeeds` with the current feeds and the topology's status; empty if it no longer runs."""
+    """Answers `AskFeeds` with the current feeds and the topology's status; empty if it no longer runs. `owners`: if the spout
+    has splits, the index of the feed of each split's owner, or -1 if there is none yet."""
 
     status: str
     feeds: list[FeedAddress]
+    owners: list[int] = []
 
 
 ControlMessage = (Hello | Welcome | Fetch | Agency | Heartbeat | Beat | Fenced | Stop | Report | Bye | Wave | Waved | Broken

@@ -238,16 +238,16 @@ class FeedingQuery:
 
     def _send(self, dataframe: DataFrame, batch: int) -> bool:
         """Send the micro-batch. Returns False if it must be sent again, because tasks were rolled back meanwhile."""
-        version = self._fed.version()
+        roll_backs = self._fed.roll_backs()
         feeding = Feeding(self._fed.endpoint, self._fed.keys, self._graph.name, self._component.name, self._id, batch,
                           CHUNK_TUPLES.of(self._conf), DATAFRAME_ACK_TIMEOUT.of(self._conf),
-                          FRAME_LIMIT.of(self._fed.settings))
+                          FRAME_LIMIT.of(self._fed.settings), self._component.splits)
         narrow = dataframe.coalesce(self._partitions())
         for sent in map_in_arrow(narrow, partial(feed_partition, feeding), SENT).collect():
             if sent.error:
                 raise FeedingFailed(sent.error)
         needs_wave = self._graph.waves and GUARANTEE.of(self._graph.config) == AT_LEAST_ONCE
-        return not needs_wave or self._saved(version)
+        return not needs_wave or self._saved(roll_backs)
 
     def _partitions(self) -> int:
         """The number of partitions that may be sent at the same time, now. All queries like this one share the free cores,
@@ -265,15 +265,15 @@ class FeedingQuery:
             self._runs.forget_others(self._run)
             self._runs = None
 
-    def _saved(self, version: int) -> bool:
+    def _saved(self, roll_backs: int) -> bool:
         """Wait until a wave that began after the micro-batch is committed: its effects are in the tasks' state, and Spark will
         not send it again. Returns False if tasks were rolled back since, as they may have lost it."""
         wave = self._fed.request_wave() + 1
-        while not self._fed.wait_for_wave(wave, version, WAVE_SECONDS):
+        while not self._fed.wait_for_wave(wave, roll_backs, WAVE_SECONDS):
             if self._stopped:
                 raise FeedingFailed(f"{self._label} ends")
             self._fed.request_wave()
-        return self._fed.version() == version
+        return self._fed.roll_backs() == roll_backs
 
     # -- called by the watch -----------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from millrace.control.feeding import FEED, FeedAddress
 from millrace.control.topology_state import TopologyState
 from millrace.master.load.observed import TaskObserved, TopologyObserved
 from millrace.master.workers.feeds import feeds_for
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.runtime.wire import messages as wire
 
 ADDRESS = ["ipc:///there", "", "boot"]
@@ -42,6 +42,18 @@ def test_a_topology_that_is_gone_has_no_status() -> None:
     assert feeds({}, {}, name="gone") == wire.Feeds("", [])
 
 
+def test_the_owners_of_splits_by_their_feeds() -> None:
+    spout = ComponentDef("lines", "spout", "none:none", 3, {}, (), (), False, "next_tuple", dataframe=True, splits=5)
+    places = {TaskId("lines", index): Place(0, 1) for index in range(3)}
+    addresses = {index: [f"ipc:///{index}", "", "boot"] for index in (0, 2)}
+    topology = TopologyState(1, TopologyGraph("t", (spout,), {}), places=places, key_groups={"lines": (0, 2, 1, 2, 0)})
+    observed = TopologyObserved(topology.graph, 0.0)
+    observed.tasks = {TaskId("lines", 0): seen(1, **{FEED: addresses[0]}), TaskId("lines", 1): seen(1),
+                      TaskId("lines", 2): seen(1, **{FEED: addresses[2]})}
+    answer = feeds_for(wire.AskFeeds("t", "lines"), {"t": topology}, {"t": observed})
+    assert answer == wire.Feeds("waiting", [FeedAddress(*addresses[0]), FeedAddress(*addresses[2])], [0, 1, -1, 1, 0])
+
+
 def test_the_answer_travels() -> None:
-    answer = wire.Feeds("running", [FeedAddress(*ADDRESS)])
+    answer = wire.Feeds("running", [FeedAddress(*ADDRESS)], [0, -1])
     assert wire.decode_control(wire.encode(answer)) == answer

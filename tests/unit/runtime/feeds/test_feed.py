@@ -18,9 +18,9 @@ import zmq
 from millrace.control.feeding import FEED, FEED_WINDOW, FeedAddress, Key
 from millrace.errors import FeedingFailed, MillraceError
 from millrace.runtime.feeds import feeder
-from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds
+from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds, SplitFeed, WholeFeed
 from millrace.runtime.feeds.feeder import Feeder, Feeding
-from millrace.runtime.feeds.messages import Done, Push, Refused, read_feed_answer
+from millrace.runtime.feeds.messages import Done, Push, Refused, Returned, read_feed_answer
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.bodies import encode_batch
 from millrace.runtime.wire.transport import Gate, Keys, bind_tcp, boot_id, serve
@@ -38,7 +38,10 @@ class Workplace:
         self.feeds = SocketFeeds(self.context, directory, "127.0.0.1", self.keys, boot_id(), self.counters, 1 << 20)
         self.addresses: list[FeedAddress] = []
 
-    def open(self, name: str = "t/lines[0]") -> SocketFeed:
+    def open(self, name: str = "t/lines[0]") -> WholeFeed:
+        return self.open_splits(name).whole()
+
+    def open_splits(self, name: str) -> SocketFeed:
         addresses: dict[str, FeedAddress] = {}
         feed = self.feeds.open(name, addresses.__setitem__)
         self.addresses.append(addresses[FEED])
@@ -63,14 +66,14 @@ def place() -> Iterator[Workplace]:
         made.close()
 
 
-def push(socket: zmq.Socket[Any], sequence: int = 0, batch: pa.RecordBatch = BATCH, digest: int = 5) -> None:
-    socket.send_multipart([wire.encode(Push("q", 0, 0, sequence, digest)), encode_batch(batch)])
+def push(socket: zmq.Socket[Any], sequence: int = 0, batch: pa.RecordBatch = BATCH, digest: int = 5, split: int = 0) -> None:
+    socket.send_multipart([wire.encode(Push("q", 0, 0, sequence, digest, split)), encode_batch(batch)])
 
 
-def taken(feed: SocketFeed) -> tuple[Key, pa.RecordBatch]:
+def taken(feed: WholeFeed | SplitFeed) -> tuple[Key, pa.RecordBatch]:
     """Wait for the next new batch."""
     poller = zmq.Poller()
-    for socket in feed._sockets:
+    for socket in feed._feed._sockets:
         poller.register(socket, zmq.POLLIN)
     while True:
         batch = feed.take()
@@ -125,7 +128,44 @@ def test_a_task_that_starts_again_has_another_address(place: Workplace) -> None:
 
 
 def test_no_more_waits_in_it_than_a_feeder_sends_without_an_ack(place: Workplace) -> None:
-    assert [socket.rcvhwm for socket in place.open()._sockets] == [FEED_WINDOW, FEED_WINDOW]
+    assert [socket.rcvhwm for socket in place.open_splits("t/lines[0]")._sockets] == [FEED_WINDOW, FEED_WINDOW]
+
+
+def test_each_split_has_its_own_batches(place: Workplace) -> None:
+    feed = place.open_splits("t/lines[0]")
+    sender = place.sender(place.addresses[0])
+    first, third = feed.split(1), feed.split(3)
+    for sequence in range(4):
+        push(sender, sequence, split=1 + 2 * (sequence % 2))
+    push(sender, 4, split=2)
+    push(sender, 5, split=3)
+    assert [taken(third)[0].sequence for _ in range(3)] == [1, 3, 5]
+    assert read_feed_answer(sender.recv()) == Returned(4), "the task does not read split 2"
+    assert [taken(first)[0].sequence for _ in range(2)] == [0, 2]
+
+
+def test_a_split_that_leaves_returns_what_is_not_done(place: Workplace) -> None:
+    feed = place.open_splits("t/lines[0]")
+    sender = place.sender(place.addresses[0])
+    leaving, other = feed.split(0), feed.split(1)
+    for sequence in range(4):
+        push(sender, sequence, split=0)
+    push(sender, 4, split=1)
+    key, _ = taken(leaving)
+    taken(leaving)
+    taken(other)
+    leaving.done(key)
+    record = leaving.record()
+    leaving.close()
+    answers = [read_feed_answer(sender.recv()) for _ in range(4)]
+    assert answers == [Done(0), Returned(1), Returned(2), Returned(3)]
+    successor = place.open_splits("t/lines[1]").split(0)
+    successor.resume(record)
+    sender = place.sender(place.addresses[1])
+    push(sender, 0)
+    push(sender, 1)
+    assert taken(successor)[0].sequence == 1
+    assert read_feed_answer(sender.recv()) == Done(0), "processed by the other task"
 
 
 def test_a_worker_without_sockets_reports_an_error() -> None:
@@ -143,6 +183,7 @@ class Surroundings(threading.Thread):
         super().__init__(daemon=True)
         self.place, self.spout, self.status = place, spout, status
         self.shown: list[FeedAddress] = list(place.addresses)
+        self.owners: list[int] = []
         self.over = threading.Event()
         self._socket = place.context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -155,12 +196,12 @@ class Surroundings(threading.Thread):
                 identity, frame = self._socket.recv_multipart()
                 request = wire.decode_control(frame)
                 assert request == wire.AskFeeds("t", "lines")
-                self._socket.send_multipart([identity, wire.encode(wire.Feeds(self.status, self.shown))])
+                self._socket.send_multipart([identity, wire.encode(wire.Feeds(self.status, self.shown, self.owners))])
             self.spout()
         self._socket.close()
 
     def feeding(self, rows: int = 2, timeout: float = SECONDS) -> Feeding:
-        return Feeding(self.endpoint, self.place.keys, "t", "lines", "q", 7, rows, timeout, 1 << 16)
+        return Feeding(self.endpoint, self.place.keys, "t", "lines", "q", 7, rows, timeout, 1 << 16, len(self.owners))
 
     def __enter__(self) -> Surroundings:
         self.start()
@@ -174,7 +215,7 @@ class Surroundings(threading.Thread):
 class Spouts:
     """Takes each batch from the feeds and reports it done."""
 
-    def __init__(self, *feeds: SocketFeed) -> None:
+    def __init__(self, *feeds: WholeFeed | SplitFeed) -> None:
         self.feeds, self.rows, self.pieces = list(feeds), Counter[str](), Counter[int]()
 
     def __call__(self) -> None:
@@ -224,18 +265,64 @@ def test_a_task_that_moves_gets_what_is_not_acked(place: Workplace) -> None:
     assert spouts.rows == Counter(LINES)
 
 
+def test_batches_are_dealt_to_splits_wherever_they_are(place: Workplace) -> None:
+    """Splits change their owner all the time: what one task returns, the next one gets."""
+    tasks = [place.open_splits(f"t/lines[{index}]") for index in range(3)]
+    rows, by_split, moves = Counter[str](), Counter[int](), [0]
+    with Surroundings(place) as around:
+        around.owners = [0, 0, 1, 1, 2]
+        splits = [tasks[owner].split(number) for number, owner in enumerate(around.owners)]
+
+        def look() -> None:
+            for number, split in enumerate(splits):
+                batch = split.take()
+                if batch is not None:
+                    rows.update(batch[1].column(0).to_pylist())
+                    by_split[number] += 1
+                    split.done(batch[0])
+            moving = moves[0] = (moves[0] + 1) % 5
+            record = splits[moving].record()
+            splits[moving].close()
+            around.owners[moving] = (around.owners[moving] + 1) % 3
+            splits[moving] = tasks[around.owners[moving]].split(moving)
+            splits[moving].resume(record)
+
+        around.spout = look
+        with Feeder(around.feeding(), 0) as sending:
+            assert sending.send(BATCHES) == 101
+    assert rows == Counter(LINES)
+    assert sorted(by_split.values()) == [10, 10, 10, 10, 11]
+
+
+def test_a_split_whose_task_has_no_address_yet_is_asked_for_again(place: Workplace) -> None:
+    task = place.open_splits("t/lines[0]")
+    spouts = Spouts(task.split(0), task.split(1))
+    with Surroundings(place) as around:
+        around.owners = [0, -1]
+
+        def look() -> None:
+            spouts()
+            if spouts.pieces[0] == 16:  # the window holds only batches that cannot be sent
+                around.owners = [0, 0]
+
+        around.spout = look
+        with Feeder(around.feeding(), 0) as sending:
+            assert sending.send(BATCHES) == 101
+    assert spouts.rows == Counter(LINES)
+
+
 def test_a_lost_ack_is_asked_for_again(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder, "RESEND_SECONDS", 0.2)
     feed = place.open()
     spouts = Spouts(feed)
-    answer, lost = feed._answer, [0]
+    answer, lost = feed._feed.answer, [0]
 
     def lose_some(sender: Any, message: Any) -> None:
         lost[0] += 1
         if lost[0] % 3:
             answer(sender, message)
 
-    monkeypatch.setattr(feed, "_answer", lose_some)
+    monkeypatch.setattr(feed._feed, "answer", lose_some)
     with Surroundings(place, spouts) as around, Feeder(around.feeding(rows=10), 0) as sending:
         assert sending.send(BATCHES) == 101
     assert spouts.rows == Counter(LINES), "sent again, and not emitted again"
