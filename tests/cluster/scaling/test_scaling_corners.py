@@ -181,7 +181,7 @@ def test_tasks_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert record["outcome"] == "cancelled" and "tally[3], tally[4] did not start within" in record["reason"]
     assert par_of(cluster, NAME)["tally"] == 3 and len(cluster.tasks("tally")) == 3
     monkeypatch.undo()
-    parts.Numbers.clock = staticmethod(cluster.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     assert scale(cluster, NAME, {"tally": 5})["outcome"] == "done"
     finish(cluster, NAME)
     assert_exact(LIMIT)

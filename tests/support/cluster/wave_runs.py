@@ -19,7 +19,7 @@ def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: Me
           resume: Resume = None, par: dict[str, int] | None = None, copies: Path | None = None,
           **config: Any) -> LocalCluster:
     cluster = LocalCluster(workers, nodes=workers, store=store, copies=copies)
-    parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
     cluster.submit(topology, resume=resume, config={"limit": limit, "rate": 3000.0, **config}, par=par)
     return cluster
 
