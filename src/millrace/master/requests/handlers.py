@@ -90,7 +90,9 @@ class TopologyVerbs:
         return {"topology": name, "strategy": strategy, "moves": moves}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
-        """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
+        """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components.
+        `changed` is also true if the numbers are the same and a change to them that was given up is completed.
+        `key_groups_moved` is null while the change is under way."""
         par: dict[str, int] = dict(request["par"])
         name: str = request.get("topology") or self._topology_with_components(par)
         topology = self._state.topology(name)
@@ -100,10 +102,11 @@ class TopologyVerbs:
         wanted = {component: list(topology.scaling.owners[component] if topology.scaling is not None
                                   and component in topology.scaling.owners else topology.key_groups[component])
                   for component in owners}
+        moved = sum(old != new for component, groups in owners.items() for old, new in zip(groups, wanted[component]))
+        under_way = topology.scaling is not None
         return {"topology": name, "from": before, "to": par, "version": topology.version, "batched": topology.batched,
-                "changed": before != par, "key_groups": wanted, "splits": sorted(topology.graph.splits.keys() & par.keys()),
-                "key_groups_moved": sum(old != new for component, groups in owners.items()
-                                        for old, new in zip(groups, wanted[component])) if topology.batched else 0,
+                "changed": before != par or under_way, "key_groups": wanted,
+                "splits": sorted(topology.graph.splits.keys() & par.keys()), "key_groups_moved": None if under_way else moved,
                 "key_groups_minimum": sum(fewest_group_moves(groups, par[component]) for component, groups in owners.items())}
 
     def _regroup(self, request: MasterRequest) -> dict[str, Any]:
