@@ -45,8 +45,8 @@ class LoadSpout(GeneratorSpout):
 
     A tuple and its due time depend only on its number, so a replay has the same ones. The stream is open-loop: a pause, a slow
     engine, a move or a change of parallelism do not move the timetable, tuples are late instead. `lag` tells how many. Without
-    a `begin`, the timetable of a task, or of a split, begins with its first call; one that starts anew, after the loss of its
-    worker or in a resumed run, continues with the tuple that it seeks.
+    a `begin`, the timetable of a task, or of a split, begins with its first call; one that is restored, after the loss of its
+    worker, a roll-back or in a resumed run, continues with the tuple that it seeks.
     """
 
     outputs: ClassVar[list[str]] = LOAD_FIELDS
