@@ -15,6 +15,7 @@ from millrace.errors import MasterUnreachable
 from millrace.spark.engine import ResidentEngine
 from millrace.spark.session.environment import spark_home
 from millrace.spark.session.java import ensure_java
+from support.processes.executors import listed_executors
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
 DEPLOY = "org.apache.spark.deploy"
@@ -122,6 +123,7 @@ def test_the_number_of_workers_follows_its_limits(spark_url: str, tmp_path: Path
             stream.wave(1)
             engine.set_auto_workers("1..2")
             stream.until(lambda: len(executors()) == 2 and stream.state.handover.at_rest)
+            stream.until(lambda: listed_executors(engine) == set(executors()))
             assert len(set(executors())) == 1, "the other executor is empty and given back"
             assert stream.slots() <= set(engine.master.state.workers)
             stream.wave(1)
