@@ -18,6 +18,8 @@ def clean_slate() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_wave_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clear the records of `wave_parts`; the spout's clock, which `wave_runs.start` replaces, is its own again afterwards."""
+    """Clear the records of `wave_parts`; the spout's clocks, which `wave_runs.start` replaces, are its own again
+    afterwards."""
     wave_parts.forget()
     monkeypatch.setattr(wave_parts.Numbers, "clock", wave_parts.Numbers.clock)
+    monkeypatch.setattr(wave_parts.Numbers, "wall_clock", wave_parts.Numbers.wall_clock)

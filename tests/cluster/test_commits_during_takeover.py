@@ -38,7 +38,7 @@ class InterruptedStore(MemoryStore):
 
 def started(store: MemoryStore, resume: bool | None = None) -> LocalCluster:
     cluster = LocalCluster(3, nodes=3, store=store)
-    parts.Numbers.clock = staticmethod(cluster.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     cluster.submit(Exact, resume=resume, config={"limit": LIMIT, "rate": 3000.0})
     return cluster
 
@@ -51,7 +51,7 @@ def committed(cluster: LocalCluster) -> int:
 
 def try_to_commit(cluster: LocalCluster) -> None:
     """Run until another wave is committed and published, or the driver has noticed that it was overtaken."""
-    parts.Numbers.clock = staticmethod(cluster.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     before = committed(cluster)
     cluster.run_until(lambda: committed(cluster) > before or any("another driver" in text for text in cluster.said))
 
@@ -63,13 +63,13 @@ def test_a_wave_committed_during_the_takeover_is_not_repeated(at: int) -> None:
     first.run_until(lambda: committed(first) == 2)
     view = InterruptedStore(store, at, lambda: try_to_commit(first))
     second = started(view, resume=True)
-    parts.Numbers.clock = staticmethod(second.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(second.clock.now)
     second.run_until(lambda: second.master.topologies["exact"].status == "running")
     assert view.operations >= at
     seen = len(parts.VISIBLE)
     first.run(1.0)  # with its own workers, unaware of its successor
     assert len(parts.VISIBLE) == seen
-    parts.Numbers.clock = staticmethod(second.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(second.clock.now)
     second.run_until(lambda: len(parts.VISIBLE) >= LIMIT * 2)
     second.stop("exact", wait=100)
     second.run_until(lambda: "exact" not in second.master.topologies)

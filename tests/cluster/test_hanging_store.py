@@ -21,6 +21,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     parts.forget()
     made = LocalCluster(2)
     monkeypatch.setattr(parts.Numbers, "clock", staticmethod(made.clock.now))
+    monkeypatch.setattr(parts.Numbers, "wall_clock", staticmethod(made.clock.now))
     return made
 
 

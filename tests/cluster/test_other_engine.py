@@ -24,6 +24,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 def resident(tmp_path: Path, resume: bool, monkeypatch: pytest.MonkeyPatch, **config: Any) -> LocalCluster:
     cluster = LocalCluster(store=open_store(str(tmp_path / "store")))
     monkeypatch.setattr(Source, "clock", staticmethod(cluster.clock.now))
+    monkeypatch.setattr(Source, "wall_clock", staticmethod(cluster.clock.now))
     cluster.submit(Tallied, resume=resume, name=NAME, config={**settings(tmp_path), **config})
     cluster.run_until(lambda: cluster.master.topologies[NAME].status == RUNNING)
     return cluster

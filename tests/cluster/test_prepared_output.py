@@ -33,7 +33,7 @@ def batches_on(tmp_path: Path, resume: bool = False) -> LocalBatches:
 def cluster_on(store: MemoryStore, directory: Path, resume: bool | None = None) -> LocalCluster:
     """A cluster whose spouts send lines for two virtual seconds."""
     cluster = LocalCluster(2, store=store)
-    NumberedLines.clock = staticmethod(cluster.clock.now)  # type: ignore[method-assign]
+    NumberedLines.clock = NumberedLines.wall_clock = staticmethod(cluster.clock.now)  # type: ignore[method-assign]
     cluster.submit(words(directory, limit=2000, rate=1000.0), resume=resume)
     return cluster
 

@@ -108,7 +108,7 @@ def test_a_superseded_master_commits_nothing() -> None:
     zombie.run(2.0)  # with its own workers, unaware of its successor
     assert visible() == seen
     assert any("another driver took over 'exact'" in text for text in zombie.said)
-    parts.Numbers.clock = staticmethod(again.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(again.clock.now)
     finish(again)
     assert_exact()
 
@@ -201,7 +201,7 @@ def test_a_refused_start_leaves_a_running_driver_alone(resume: Resume) -> None:
     until_wave(running, 1)
     with pytest.raises(TopologyError, match=r"topology\.message\.timeout\.secs"):
         start(store=store, resume=resume, **{"topology.message.timeout.secs": "soon"})
-    parts.Numbers.clock = staticmethod(running.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(running.clock.now)
     finish(running)
     assert_exact()
 
@@ -318,7 +318,7 @@ def test_checkpoints_name_the_run_whose_positions_go_with_them() -> None:
 
     def submitted(offsets: str, resume: bool) -> LocalCluster:
         cluster, checkpoints = LocalCluster(3, nodes=3, store=store), Checkpoints(store, "atleast")
-        parts.Numbers.clock = staticmethod(cluster.clock.now)
+        parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
         graph = graph_of(AtLeast, config={"limit": LIMIT, "rate": 3000.0})
         cluster.tell(Submitted(graph, checkpoints.latest() if resume else None, checkpoints.newest(), offsets))
         return cluster

@@ -46,7 +46,7 @@ def own_clock() -> Iterator[None]:
 
 def start(topology: Any, store: MemoryStore | None = None, resume: bool = False, **config: Any) -> LocalCluster:
     cluster = LocalCluster(3, nodes=3, store=store)
-    Numbers.clock = staticmethod(cluster.clock.now)
+    Numbers.clock = Numbers.wall_clock = staticmethod(cluster.clock.now)
     cluster.submit(topology, resume=resume, config={"limit": LIMIT, "rate": 3000.0, **config})
     return cluster
 

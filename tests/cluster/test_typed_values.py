@@ -46,6 +46,7 @@ def cluster() -> Iterator[LocalCluster]:
     cluster = LocalCluster(3, nodes=3, store=MemoryStore())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Typed, "clock", staticmethod(cluster.clock.now))
+        patch.setattr(Typed, "wall_clock", staticmethod(cluster.clock.now))
         yield cluster
 
 

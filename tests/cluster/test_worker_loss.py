@@ -407,6 +407,7 @@ def test_tuples_for_a_lost_worker_sent_by_one_with_the_old_plan(monkeypatch: pyt
     """The spout has the new plan and continues; a bolt in between has not. Nothing waits for the message timeout."""
     cluster = LocalCluster(3, nodes=3)
     monkeypatch.setattr(Numbers, "clock", staticmethod(cluster.clock.now))  # few enough that no channel is full
+    monkeypatch.setattr(Numbers, "wall_clock", staticmethod(cluster.clock.now))
     cluster.submit(Chain, config={"limit": 200, "rate": 100.0, "topology.message.timeout.secs": 600.0})
     cluster.run_until(lambda: len(SEEN["end"]) > 20)
     where = cluster.where("chain")

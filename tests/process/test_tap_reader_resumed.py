@@ -19,7 +19,7 @@ from millrace.runtime.checkpoints.store import open_store
 from millrace.runtime.checkpoints.topology_checkpoints import Checkpoints
 from millrace.runtime.taps.reader import Offset
 from millrace.spark.sources.stream import TapOptions, TapStreamReader
-from support.processes.tap_driver import TapDriver
+from support.processes.driver import DriverProcess
 from support.topologies.audited import SECONDS
 from support.topologies.tapped import WORDS, CountedTap
 
@@ -28,12 +28,12 @@ SCHEMA = StructType([StructField("number", LongType()), StructField("word", Stri
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., TapDriver]]:
-    name, drivers = f"tapped-{os.getpid()}", list[TapDriver]()
+def start(tmp_path: Path) -> Iterator[Callable[..., DriverProcess]]:
+    name, drivers = f"tapped-{os.getpid()}", list[DriverProcess]()
     config = {"rate": 200.0, "topology.guarantee": "exactly-once", "topology.checkpoint.interval.secs": 0.1}  # endless
 
-    def make(resume: bool = False) -> TapDriver:
-        drivers.append(TapDriver(name, tmp_path / "store", graph_of(CountedTap, "counted", config=config), resume))
+    def make(resume: bool = False) -> DriverProcess:
+        drivers.append(DriverProcess(name, tmp_path / "store", graph_of(CountedTap, "counted", config=config), resume))
         return drivers[-1]
 
     yield make
@@ -83,11 +83,11 @@ class Reader:
 
 
 @pytest.fixture
-def first_rows() -> Iterator[Callable[[TapDriver], Reader]]:
+def first_rows() -> Iterator[Callable[[DriverProcess], Reader]]:
     """Makes readers that have read some rows. They are stopped even if the test fails: the next test would wait forever for
     the garbage collection of their sockets."""
     with ExitStack() as stack:
-        def make(driver: TapDriver) -> Reader:
+        def make(driver: DriverProcess) -> Reader:
             driver.submitted(SECONDS)
             reader = Reader(driver.name)
             stack.callback(reader.source.stop)
@@ -111,7 +111,7 @@ def assert_exactly_once(reader: Reader, number: int) -> None:
     assert set(Counter((word, count) for _, word, count in reader.rows).values()) == {1}
 
 
-def test_between_two_batches(start: Callable[..., TapDriver], first_rows: Callable[[TapDriver], Reader],
+def test_between_two_batches(start: Callable[..., DriverProcess], first_rows: Callable[[DriverProcess], Reader],
                              tmp_path: Path) -> None:
     first = start()
     reader = first_rows(first)
@@ -122,7 +122,7 @@ def test_between_two_batches(start: Callable[..., TapDriver], first_rows: Callab
     assert_exactly_once(reader, before + MORE)
 
 
-def test_in_the_middle_of_a_batch(start: Callable[..., TapDriver], first_rows: Callable[[TapDriver], Reader],
+def test_in_the_middle_of_a_batch(start: Callable[..., DriverProcess], first_rows: Callable[[DriverProcess], Reader],
                                   tmp_path: Path) -> None:
     first = start()
     reader = first_rows(first)
@@ -135,7 +135,7 @@ def test_in_the_middle_of_a_batch(start: Callable[..., TapDriver], first_rows: C
 
 
 def test_a_reader_says_for_which_cluster_it_waits_and_gives_up_at_its_limit(
-        start: Callable[..., TapDriver], first_rows: Callable[[TapDriver], Reader],
+        start: Callable[..., DriverProcess], first_rows: Callable[[DriverProcess], Reader],
         caplog: pytest.LogCaptureFixture) -> None:
     first = start()
     reader = first_rows(first)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from millrace.cli.main import app
 from millrace.spark.engine import ResidentEngine
+from support.processes.executors import listed_executors
 from support.topologies.audited import assert_all_exact
 from support.topologies.weighty import WeightyStream
 
@@ -35,12 +36,6 @@ def stream(engine: ResidentEngine, tmp_path: Path) -> WeightyStream:
     return stream
 
 
-def executors(engine: ResidentEngine) -> set[str]:
-    """Those that Spark lists."""
-    listed = engine.spark.sparkContext._jsc.sc().statusStore().executorList(True)
-    return {listed.apply(number).id() for number in range(listed.size())} - {"driver"}
-
-
 def workers(engine: ResidentEngine) -> dict[int, str]:
     return {slot: worker.executor for slot, worker in engine.master.state.workers.items()}
 
@@ -53,7 +48,7 @@ def run(engine: ResidentEngine, *arguments: str) -> Any:
 
 def test_executors_come_and_go_with_the_load(engine: ResidentEngine, stream: WeightyStream) -> None:
     epoch, first = stream.state.epoch, workers(engine)
-    assert sorted(first) == [0, 1] and executors(engine) == {"0", "1"}
+    assert sorted(first) == [0, 1] and listed_executors(engine) == {"0", "1"}
     engine.set_scheduler("support.user_schedulers:SpreadsAlways", period=1.0, cool_down=1.0, overload=0.7)
     answer = run(engine, "auto")
     assert (answer["on"], answer["min"], answer["max"]) == (True, 2, 2)
@@ -63,7 +58,7 @@ def test_executors_come_and_go_with_the_load(engine: ResidentEngine, stream: Wei
 
     stream.until(lambda: len(workers(engine)) == 1)  # one is enough while words are quick
     [left] = workers(engine).values()
-    stream.until(lambda: executors(engine) == {left})
+    stream.until(lambda: listed_executors(engine) == {left})
     stream.wave(1)
 
     stream.weigh(True)
@@ -76,7 +71,7 @@ def test_executors_come_and_go_with_the_load(engine: ResidentEngine, stream: Wei
     stream.weigh(False)
     stream.until(lambda: len(workers(engine)) == 1)
     [left] = workers(engine).values()
-    stream.until(lambda: executors(engine) == {left})
+    stream.until(lambda: listed_executors(engine) == {left})
     assert engine.set_auto_workers("off")["on"] is False
     stream.wave(1)
     assert (stream.state.losses, stream.state.epoch) == (0, epoch), stream.story()

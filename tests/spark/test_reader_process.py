@@ -17,8 +17,8 @@ import pytest
 from examples.tapped import DEVICES, LIMIT, Watch
 
 from millrace.model.graph import graph_of
+from support.processes.driver import DriverProcess
 from support.processes.family import in_session
-from support.processes.tap_driver import TapDriver
 
 SECONDS = 240.0
 LOOK_SECONDS = 0.2
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[bool], TapDriver]]:
-    name, drivers = f"watched-{os.getpid()}", list[TapDriver]()
+def start(tmp_path: Path) -> Iterator[Callable[[bool], DriverProcess]]:
+    name, drivers = f"watched-{os.getpid()}", list[DriverProcess]()
 
-    def make(resume: bool) -> TapDriver:
+    def make(resume: bool) -> DriverProcess:
         graph = graph_of(Watch, config={"topology.checkpoint.interval.secs": 0.3, "rate": 300})
-        drivers.append(TapDriver(name, tmp_path / "store", graph, resume))
+        drivers.append(DriverProcess(name, tmp_path / "store", graph, resume))
         return drivers[-1]
 
     yield make
@@ -81,7 +81,7 @@ def alarms(device: str, count: int) -> list[int]:
 
 
 @pytest.mark.slow  # tests/process/test_tap_reader_resumed.py does the same without Spark
-def test_the_reader_outlives_the_driver_and_ends_quietly(start: Callable[[bool], TapDriver], tmp_path: Path,
+def test_the_reader_outlives_the_driver_and_ends_quietly(start: Callable[[bool], DriverProcess], tmp_path: Path,
                                                          reader: Callable[[], subprocess.Popen[str]]) -> None:
     first = start(False)
     first.submitted(SECONDS)

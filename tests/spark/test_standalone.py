@@ -15,6 +15,7 @@ from millrace.errors import MasterUnreachable
 from millrace.spark.engine import ResidentEngine
 from millrace.spark.session.environment import spark_home
 from millrace.spark.session.java import ensure_java
+from support.processes.executors import listed_executors
 from support.topologies.audited import SECONDS, StatefulStream, assert_all_exact
 
 DEPLOY = "org.apache.spark.deploy"
@@ -103,6 +104,31 @@ def test_a_spark_worker_that_joins_later_is_used(spark_url: str, tmp_path: Path)
             stream.wave(1)
             assert stream.state.losses == 0, stream.story()
         assert_all_exact(stream.finish_both())
+
+
+def test_the_number_of_workers_follows_its_limits(spark_url: str, tmp_path: Path) -> None:
+    """`workers auto` gets a second executor from Spark when it joins, and gives executors back that are empty again."""
+    with ResidentEngine(spark_url, 2, name=f"auto-{os.getpid()}", settings={"history.url": "none", "load.period.secs": 1.0},
+                        spark_settings={"spark.executor.memory": "600m"}) as engine:
+        stream = StatefulStream(engine.master, tmp_path / "out", rate=1000)
+        stream.wave(1)
+
+        def executors() -> list[str]:
+            return sorted(worker.executor for worker in engine.master.state.workers.values())
+
+        (tmp_path / "second").mkdir()
+        with spark_worker(tmp_path / "second", spark_url, 2):
+            assert engine.set_auto_workers("6..6", cool_down=0.1)["on"]
+            stream.until(lambda: executors() == ["0"] * 4 + ["1"] * 2)
+            stream.wave(1)
+            engine.set_auto_workers("1..2")
+            stream.until(lambda: len(executors()) == 2 and stream.state.handover.at_rest)
+            stream.until(lambda: listed_executors(engine) == set(executors()))
+            assert len(set(executors())) == 1, "the other executor is empty and given back"
+            assert stream.slots() <= set(engine.master.state.workers)
+            stream.wave(1)
+            assert stream.state.losses == 0, stream.story()
+            assert_all_exact(stream.finish_both())
 
 
 def test_a_master_that_does_not_answer() -> None:

@@ -245,9 +245,9 @@ class ReplayableSpout(ReliableSpout):
     change while the spout runs. Each task reads some of the splits, and has an instance of the class for each. An instance
     behaves as the only one of a task: its `task_index` is the number of the split, its `parallelism` the number of splits, and
     it has its own position. It must choose its share of the source by these two alone. When a split goes to another task, that
-    one makes an instance and lets it `seek`. Instances of one task may keep in `shared_by_splits` what they have in common, for
-    example a connection; it is there in `initialize`. The number of splits is fixed for the life of the topology; 0: there are
-    none, and each task has its own share.
+    one makes an instance and lets it `seek`, and `take_over` if the other one has left it something. Instances of one task may
+    keep in `shared_by_splits` what they have in common, for example a connection; it is there in `initialize`. The number of
+    splits is fixed for the life of the topology; 0: there are none, and each task has its own share.
     """
 
     splits: int = 0
@@ -264,6 +264,15 @@ class ReplayableSpout(ReliableSpout):
     def position(self) -> int:
         """The lowest position that is not fully processed."""
         return next(iter(self.unacked_tuples), self._next_position)  # a dict keeps the order in which they were sent
+
+    def hand_over(self) -> Any:
+        """Called on the instance whose task moves, or whose split goes to another task, when nothing of it is in flight any
+        more. Returns what the next instance needs beside the position and `snapshot`, of plain types, such as the begin of a
+        timetable; None if nothing. It is not saved: after the loss of a worker there is no such instance to ask."""
+        return None
+
+    def take_over(self, left: Any) -> None:
+        """Called after `seek` on the instance that continues, with the value of `hand_over`, unless that is None."""
 
     def _check_replay(self, position: int) -> None:
         """Refuse a position that does not rise, unless its tuple has failed: a restart would skip it, or repeat others."""

@@ -320,8 +320,8 @@ def scale(tasks: Annotated[list[str], typer.Argument(metavar="COMPONENT=N", help
           cluster: ClusterName = None, as_json: Json = False) -> None:
     """Change the number of tasks of components while they run.
 
-    Nothing stops or is lost: key groups are handed over, as few as possible; a stateful component needs as many key groups as
-    tasks. On the microbatch engine it takes effect with the next batch. For example: millrace scale count=8 split=4
+    Nothing stops or is lost: key groups are handed over, as few as possible; a stateful component needs at least as many key
+    groups as tasks. On the microbatch engine it takes effect with the next batch. For example: millrace scale count=8 split=4
     """
     from functools import partial
 

@@ -70,8 +70,9 @@ def print_scale(change: dict[str, Any]) -> None:
     for component, tasks in change["to"].items():
         parts = "splits" if component in change["splits"] else "key groups"
         shared = f", {_shares(change['key_groups'][component], parts)}" if component in change["key_groups"] else ""
-        console.print(f"{component} of {change['topology']}: {change['from'][component]} -> {number_of(tasks, 'task')}{when}"
-                      f"{shared}")
+        before, after = change["from"][component], number_of(tasks, "task")
+        numbers = f"{before} -> {after}{when}" if tasks != before else f"{after} as before"
+        console.print(f"{component} of {change['topology']}: {numbers}{shared}")
     if failed:
         console.print(f"{record['outcome']}: {record['reason']}")
     elif record is not None:

@@ -30,12 +30,13 @@ class GeneratorSpout(ReplayableSpout):
     redistributes the numbers.
 
     With a `rate`, tuple k is due k / rate seconds after the first call. All due tuples are emitted, however long the engine did
-    not call (a paused spout sends the backlog afterwards, it does not lower its rate); `behind` is the number of tuples that
-    are due and not sent, and is reported as a metric. `seek` and `activate` restart the timetable: the time before them is not
-    made up.
+    not call (a spout that is held up sends the backlog afterwards, it does not lower its rate); `behind` is the number of
+    tuples that are due and not sent, and is reported as a metric. `seek` and `activate` after `deactivate` restart the
+    timetable: the time before them is not made up. A task or a split that moves keeps it, with its backlog.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
+    wall_clock: Callable[[], float] = staticmethod(time.time)  # the same on every host; replaced in tests
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,6 +48,7 @@ class GeneratorSpout(ReplayableSpout):
         self._burst = DEFAULT_BURST
         self._pace_start: float | None = None
         self._pace_base = 0
+        self._inactive = False
         self._reported_at = 0.0
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
@@ -81,7 +83,21 @@ class GeneratorSpout(ReplayableSpout):
         self.exhausted = self._end is not None and position >= self._end
 
     def activate(self) -> None:
-        self._pace_start = None
+        if self._inactive:
+            self._inactive, self._pace_start = False, None
+
+    def deactivate(self) -> None:
+        self._inactive = True
+
+    def hand_over(self) -> Any:
+        """The timetable: the time of day when it began, and the position that was due then."""
+        if self._pace_start is None or self._inactive:
+            return None
+        return self.wall_clock() - (self.clock() - self._pace_start), self._pace_base
+
+    def take_over(self, left: Any) -> None:
+        began, self._pace_base = left
+        self._pace_start = self.clock() - (self.wall_clock() - began)
 
     def next_tuple(self) -> None:
         start = self._next_position

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from millrace.api.component import Component
@@ -46,12 +44,12 @@ class LoadSpout(GeneratorSpout):
     | `trace` | each rate of the file until the time of its next line; repeated after `period`, if that is set |
 
     A tuple and its due time depend only on its number, so a replay has the same ones. The stream is open-loop: a pause, a slow
-    engine or a roll-back do not move the timetable, tuples are late instead. `lag` tells how many. Without a `begin`, the
-    timetable of a task begins with its first call; a task that starts anew continues with the tuple that it seeks.
+    engine, a move or a change of parallelism do not move the timetable, tuples are late instead. `lag` tells how many. Without
+    a `begin`, the timetable of a task, or of a split, begins with its first call; one that is restored, after the loss of its
+    worker, a roll-back or in a resumed run, continues with the tuple that it seeks.
     """
 
     outputs: ClassVar[list[str]] = LOAD_FIELDS
-    wall_clock: Callable[[], float] = staticmethod(time.time)  # replaced in tests
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
         self.pattern = pattern_of(self, storm_conf)
@@ -77,6 +75,9 @@ class LoadSpout(GeneratorSpout):
 
     def activate(self) -> None:
         """Continue by the same timetable."""
+
+    def deactivate(self) -> None:
+        """The timetable goes on."""
 
     def _due(self) -> int:
         if self.exhausted:

@@ -68,6 +68,15 @@ class Place(NamedTuple):
     incarnation: int
 
 
+class SplitStart(NamedTuple):
+    """Where the next owner of a split goes on: its position and, as bytes, the `snapshot()` and the `hand_over()` of the
+    instance before, if it has some."""
+
+    position: int
+    own: bytes = b""
+    left: bytes = b""
+
+
 ARM, SWITCH = "arm", "switch"  # phases of a move
 NO_TASK = TaskId("", 0)
 
@@ -81,8 +90,7 @@ class Move:
     If only `groups` of the task's key groups move, both tasks run: `task` at `old`, and `target`, which takes them, at
     `new`. A task that `retires` gets no tuples from the beginning of its move on; `new` is its old place.
 
-    The key groups of a spout are its splits. `starts`: the position and the `snapshot()` from which `target` reads each of
-    them, once they switch."""
+    The key groups of a spout are its splits. `starts`: where `target` begins to read each of them, once they switch."""
 
     number: int
     task: TaskId
@@ -95,7 +103,7 @@ class Move:
     target: TaskId = NO_TASK  # the task itself, unless only key groups move
     cold: bool = False  # state is copied only after the switch
     retires: bool = False  # the task ends: nobody takes over
-    starts: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    starts: dict[int, SplitStart] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

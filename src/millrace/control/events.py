@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from millrace.control.assignment import Assignment
+from millrace.control.assignment import Assignment, SplitStart
 from millrace.control.migrations import Migration
 from millrace.control.moves import BY_HANDOVER, BY_PERSON, PERSON, Cause
 from millrace.control.waves import Send
@@ -153,8 +153,8 @@ class ChannelBroke:
 @dataclass(frozen=True, slots=True)
 class MoveArmed:
     """The new incarnation of a task that moves is ready to take over, with the state of `wave`; or it cannot, because of
-    `error`. `copied_bytes`: of that and earlier waves, in all. `starts`: split, position and `snapshot()` of the splits that
-    the old owner has stopped reading; empty if it is the new one that is ready for them."""
+    `error`. `copied_bytes`: of that and earlier waves, in all. `starts`: of the splits that the old owner has stopped
+    reading; empty if it is the new one that is ready for them."""
 
     topology: int
     epoch: int
@@ -162,7 +162,7 @@ class MoveArmed:
     wave: int
     copied_bytes: int = 0
     error: str = ""
-    starts: tuple[tuple[int, int, bytes], ...] = ()
+    starts: Mapping[int, SplitStart] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

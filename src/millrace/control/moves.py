@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.config import HANDOVER_BATCH, HANDOVER_MB
-from millrace.control.assignment import ARM, SWITCH, Move, Place
+from millrace.control.assignment import ARM, SWITCH, Move, Place, SplitStart
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.plan import Plan
 
@@ -74,7 +74,7 @@ class Moving:
     pause: float = 0.0  # seconds in which no incarnation worked
     retires: bool = False  # the task ends, and nobody takes over
     splits: bool = False  # the groups are splits of a spout
-    starts: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # as in `Move`, once the old owner has stopped
+    starts: dict[int, SplitStart] = field(default_factory=dict)  # as in `Move`, once the old owner has stopped
     ready: bool = False  # the new owner can read them
 
     @property
@@ -91,9 +91,9 @@ class Moving:
         """True if the move fails when the worker of this slot is lost."""
         return slot == self.new.slot or (slot == self.old.slot and not (self.splits and switched))
 
-    def arm_splits(self, starts: Iterable[tuple[int, int, bytes]]) -> None:
+    def arm_splits(self, starts: Mapping[int, SplitStart]) -> None:
         """Note that the old owner has stopped reading its splits, or, without `starts`, that the new one can read them."""
-        self.starts = {split: (position, own) for split, position, own in starts} or self.starts
+        self.starts = dict(starts) or self.starts
         self.ready = self.ready or not starts
         self.armed = 0 if self.starts and self.ready else -1
 

@@ -361,7 +361,7 @@ class LocalCluster:
                                     message.incarnation, message.record, message.error))
             elif isinstance(message, wire.Armed):
                 self.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave, message.copied_bytes,
-                                    message.error, tuple(message.starts)))
+                                    message.error, message.starts))
             elif isinstance(message, wire.Taken):
                 self.tell(self.migrations.taken(message))
             elif isinstance(message, wire.Broken):

@@ -62,6 +62,7 @@ def counted(cluster: LocalCluster) -> Counter[str]:
 def test_no_piece_is_read_twice(groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = LocalCluster(workers=3, nodes=3)
     monkeypatch.setattr(FewNumbers, "clock", staticmethod(cluster.clock.now))
+    monkeypatch.setattr(FewNumbers, "wall_clock", staticmethod(cluster.clock.now))
     cluster.submit(Growing, name="growing")
     topology = cluster.master.topologies["growing"]
     assert topology.waves is not None

@@ -54,6 +54,7 @@ class VirtualMaster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     cluster = LocalCluster(workers=4, nodes=2)
     monkeypatch.setattr(ScheduledLines, "clock", staticmethod(cluster.clock.now))
+    monkeypatch.setattr(ScheduledLines, "wall_clock", staticmethod(cluster.clock.now))
     monkeypatch.setattr(LoggedSink, "clock", staticmethod(cluster.clock.now))
     return cluster
 

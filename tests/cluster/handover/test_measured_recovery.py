@@ -63,6 +63,7 @@ def running(topology: type[Topology] = Logged, **config: Any) -> LocalCluster:
     cluster = LocalCluster(3, nodes=3)
     cluster.migrations = MigrationLog(STABLE_SECONDS, WATCH_SECONDS)
     Numbers.clock = StatelessNumbers.clock = LoggingSink.clock = staticmethod(cluster.clock.now)
+    Numbers.wall_clock = StatelessNumbers.wall_clock = staticmethod(cluster.clock.now)
     cluster.submit(topology, config={"rate": 1000.0, "topology.chunk.linger.ms": 0.0, **config})
     cluster.run(3.0)
     return cluster

@@ -36,7 +36,7 @@ def _fresh_log(fresh_wave_parts: None, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def running(seconds: float = 3.0, **config: Any) -> LocalCluster:
     cluster = LocalCluster(3, nodes=3)
-    logged_parts.Numbers.clock = LoggingSink.clock = staticmethod(cluster.clock.now)
+    logged_parts.Numbers.clock = LoggingSink.clock = logged_parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     cluster.submit(Logged, config={"rate": 1000.0, **config})
     cluster.run(seconds)
     return cluster

@@ -47,7 +47,7 @@ def fresh() -> Iterator[None]:
 def full(topology: type[Topology], waiting: int = 200) -> LocalCluster:
     """A cluster in which most of the rows wait for the tally."""
     cluster = LocalCluster(4, nodes=4)
-    wave_parts.Numbers.clock = staticmethod(cluster.clock.now)
+    wave_parts.Numbers.clock = wave_parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     slow_parts.ADVANCE[:] = [cluster.clock.advance]
     cluster.submit(topology, name=NAME, config={
         "limit": LIMIT, "rate": 200.0, "topology.checkpoint.interval.secs": 1000.0, "topology.checkpoint.timeout.secs": 1000.0,

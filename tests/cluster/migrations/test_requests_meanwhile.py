@@ -76,7 +76,7 @@ def test_paused_at_least_once(strategy: str, step: int) -> None:
 def resumed(run: MigrationRun, topology: Any) -> LocalCluster:
     """Another cluster on which the topology goes on."""
     again = LocalCluster(5, nodes=5, store=run.cluster.store)
-    parts.Numbers.clock = staticmethod(again.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(again.clock.now)
     again.submit(topology, resume=True, config={"limit": run.limit, "rate": 3000.0})
     return again
 

@@ -37,7 +37,7 @@ class AwayRun:
 
     def __init__(self, guarantee: str, to_sender: bool = False, **config: Any) -> None:
         self.cluster = LocalCluster(5, nodes=5)
-        PlainNumbers.clock = staticmethod(self.cluster.clock.now)
+        PlainNumbers.clock = PlainNumbers.wall_clock = staticmethod(self.cluster.clock.now)
         ackers = {"topology.acker.executors": 1} if guarantee == "at-least-once" else {}
         self.cluster.submit(Away, config={"rate": 1000.0, "limit": 100_000, "topology.guarantee": guarantee, **ackers,
                                           **config})

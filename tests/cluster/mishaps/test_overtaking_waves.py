@@ -46,7 +46,7 @@ def start(topology: type[Topology] = Bursts, workers: int = 3, per_row: float = 
           store: MemoryStore | None = None, resume: Resume = None, par: dict[str, int] | None = None,
           **config: Any) -> LocalCluster:
     cluster = LocalCluster(workers, nodes=workers, store=store)
-    wave_parts.Numbers.clock = staticmethod(cluster.clock.now)
+    wave_parts.Numbers.clock = wave_parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     slow_parts.SECONDS[:] = [0.0, per_row]
     slow_parts.ADVANCE[:] = [cluster.clock.advance]
     cluster.submit(topology, name=NAME, resume=resume, par=par, config={

@@ -31,7 +31,7 @@ class Kept(Topology):
 
 def begin(store: MemoryStore | None = None, resume: bool | None = None) -> ElasticCluster:
     cluster = ElasticCluster(3, nodes=3, store=store)
-    parts.Numbers.clock = staticmethod(cluster.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     cluster.submit(Kept, resume, config={"limit": 10**9, "rate": 100.0})
     cluster.run_until(lambda: cluster.master.topologies[NAME].status == "running")
     return cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from support.scaling.scaled_runs import (
     ScaledSlowlyUntracked,
     ScaledUnionAtLeast,
     ScaledUnionAtMost,
+    ScaledUnionSlowly,
     name_of,
     par_of,
     scale,
@@ -33,7 +35,7 @@ from support.scaling.scaled_runs import (
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 1500
 BOLTS = ("one", "tally", "ledger")
-UNIONS = (ScaledUnionAtLeast, ScaledUnionAtMost)  # a row takes two ways to the tally
+UNIONS = (ScaledUnionAtLeast, ScaledUnionAtMost, ScaledUnionSlowly)  # a row takes two ways to the tally
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,7 @@ def begun(topology: Any, par: int, limit: int = LIMIT, **config: Any) -> LocalCl
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
-@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast, ScaledAtMost, *UNIONS])
+@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast, ScaledAtMost, ScaledUnionAtLeast, ScaledUnionAtMost])
 def test_more_tasks_and_fewer_again(topology: Any, few: int, many: int) -> None:
     name, cluster = name_of(topology), begun(topology, few)
     state = cluster.master.topologies[name]
@@ -79,7 +81,7 @@ def test_more_tasks_and_fewer_again(topology: Any, few: int, many: int) -> None:
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
 @pytest.mark.parametrize("grows", [True, False])
-@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast])
+@pytest.mark.parametrize("topology", [ScaledExact, ScaledAtLeast, ScaledUnionAtLeast])
 def test_a_worker_dies_in_each_phase(topology: Any, grows: bool, few: int, many: int) -> None:
     name = name_of(topology)
     before, after = (few, many) if grows else (many, few)
@@ -100,35 +102,38 @@ def test_a_worker_dies_in_each_phase(topology: Any, grows: bool, few: int, many:
                 finish(cluster, name)
                 assert_exact(LIMIT)
             else:
-                finish_at_least(cluster, LIMIT, name)
+                finish_at_least(cluster, LIMIT, name, ways=2 if topology in UNIONS else 1)
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
 @pytest.mark.parametrize("grows", [True, False])
-def test_at_most_once_a_death_costs_what_is_in_flight_and_nothing_else(grows: bool, few: int, many: int) -> None:
+@pytest.mark.parametrize("topology", [ScaledAtMost, ScaledUnionAtMost])
+def test_at_most_once_a_death_costs_what_is_in_flight_and_nothing_else(topology: Any, grows: bool, few: int,
+                                                                       many: int) -> None:
     """At most once, a tuple may be lost with a worker, but only one that is on its way when the worker dies. None is processed
     twice, and what arrives is in order. The worker has no spout: its spout would send again what it has sent since its last
     report."""
+    name, ways = name_of(topology), 2 if topology in UNIONS else 1
     before, after = (few, many) if grows else (many, few)
     for phase in ("grow", "regroup") if grows else ("regroup", "retire"):
         for steps in (0, 5):
             parts.forget()
-            cluster = begun(ScaledAtMost, before, workers=4)
-            state = cluster.master.topologies["scaledatmost"]
-            cluster.scale("scaledatmost", **dict.fromkeys(BOLTS, after))
+            cluster = begun(topology, before, workers=4)
+            state = cluster.master.topologies[name]
+            cluster.scale(name, **dict.fromkeys(BOLTS, after))
             cluster.run_until(lambda state=state, phase=phase: state.scaling.phase == phase)  # type: ignore[misc]
             cluster.step(steps)
             slot = next(slot for slot in sorted(cluster.workers) if slot not in {task.worker.slot for task in
                                                                                  tasks(cluster, "numbers")})
-            in_flight = emitted(cluster) - written()
+            in_flight = emitted(cluster) - written(ways)
             cluster.kill(slot)
             cluster.run(0.05)
             cluster.start(slot)
-            cluster.run_until(lambda cluster=cluster: scaled(cluster, "scaledatmost"))  # type: ignore[misc]
-            assert all(par_of(cluster, "scaledatmost")[bolt] == after for bolt in BOLTS), "the change continues after a loss"
+            cluster.run_until(lambda cluster=cluster: scaled(cluster, name))  # type: ignore[misc]
+            assert all(par_of(cluster, name)[bolt] == after for bolt in BOLTS), "the change continues after a loss"
             until_processed(cluster)
-            assert_at_most_once_in_order(cluster)
-            lost = set(range(LIMIT)) - written()
+            assert_at_most_once_in_order(cluster, ways)
+            lost = set(range(LIMIT)) - written(ways)
             assert lost <= in_flight, f"{sorted(lost - in_flight)[:5]} were not on their way when the worker died"
 
 
@@ -138,9 +143,9 @@ def emitted(cluster: LocalCluster) -> set[int]:
             for position in range(task.component._next_position)}
 
 
-def written() -> set[int]:
-    """The numbers that have come to the sink."""
-    return {number for _, number, _ in parts.WRITTEN}
+def written(ways: int) -> set[int]:
+    """The numbers that have come to the sink on all their ways."""
+    return {number for number, count in Counter(number for _, number, _ in parts.WRITTEN).items() if count == ways}
 
 
 @pytest.mark.parametrize(("few", "many"), PAIRS)
@@ -156,9 +161,9 @@ def test_under_back_pressure(topology: Any, few: int, many: int) -> None:
         cluster.run(0.2)
     assert not flaws(cluster)
     slow_down(cluster, 0.0)
-    if topology is ScaledSlowly:
+    if topology in (ScaledSlowly, ScaledUnionSlowly):
         finish(cluster, name)
-        assert_exact(600, 1)
+        assert_exact(600, 1 if topology is ScaledSlowly else 2)
     else:
         until_processed(cluster)
         assert not flaws(cluster)

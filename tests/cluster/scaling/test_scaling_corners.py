@@ -79,7 +79,8 @@ def running(topology: Any = ScaledExact, **config: Any) -> LocalCluster:
 
 @pytest.mark.parametrize(("par", "error", "says"), [
     ({"ghost": 2}, UnknownName, "has no component 'ghost'; it has numbers, one, own, counting, chooser, direct"),
-    ({"counting": 0}, TopologyError, "cannot have 0 tasks"),
+    ({"counting": 0}, TopologyError, "cannot have 0 tasks: .* Give a whole number from 1 to 8; the nearest is 1"),
+    ({"one": 0}, TopologyError, "'one' of 'fixed' has a global grouping: .* It keeps its 2 tasks"),
     ({"counting": 9}, TopologyError, "has 8 key groups, and each task needs one, so it can have 8 at most"),
     ({"one": 3}, TopologyError, "'one' of 'fixed' has a global grouping: .* It keeps its 2 tasks"),
     ({"direct": 3}, TopologyError, "'direct' of 'fixed' has a direct grouping: .* It keeps its 2 tasks"),
@@ -181,7 +182,7 @@ def test_tasks_that_do_not_start_are_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert record["outcome"] == "cancelled" and "tally[3], tally[4] did not start within" in record["reason"]
     assert par_of(cluster, NAME)["tally"] == 3 and len(cluster.tasks("tally")) == 3
     monkeypatch.undo()
-    parts.Numbers.clock = staticmethod(cluster.clock.now)
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)
     assert scale(cluster, NAME, {"tally": 5})["outcome"] == "done"
     finish(cluster, NAME)
     assert_exact(LIMIT)

@@ -49,7 +49,7 @@ def quick_again() -> Iterator[None]:
 
 def begun(topology: Any, par: int, limit: int = LIMIT, **config: Any) -> LocalCluster:
     cluster = start(topology, limit=limit, par={"numbers": par}, **config)
-    PlainNumbers.clock = staticmethod(cluster.clock.now)
+    PlainNumbers.clock = PlainNumbers.wall_clock = staticmethod(cluster.clock.now)
     slow_down(cluster, 0.0)
     cluster.run_until(lambda: cluster.master.topologies[name_of(topology)].status == "running")
     cluster.run(0.05)

@@ -27,6 +27,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     cluster = LocalCluster(workers=3, nodes=3, settings={"recovery.grace.secs": 0.1})
     for spout in (NumberedLines, LogLines):
         monkeypatch.setattr(spout, "clock", staticmethod(cluster.clock.now))
+        monkeypatch.setattr(spout, "wall_clock", staticmethod(cluster.clock.now))
     return cluster
 
 

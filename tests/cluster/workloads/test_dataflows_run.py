@@ -30,6 +30,7 @@ class DataflowRun(WorkloadRun):
                  **config: Any) -> None:
         cluster = LocalCluster(workers=3, nodes=3, settings={"recovery.grace.secs": 0.1})
         patch.setattr(Events, "clock", staticmethod(cluster.clock.now))
+        patch.setattr(Events, "wall_clock", staticmethod(cluster.clock.now))
         patch.setattr(TimedBolt, "wait", staticmethod(cluster.clock.advance))
         self.dataflow, self._path = dataflow, path
         super().__init__(getattr(topologies, prefix + dataflow.name), path, guarantee, SENT, cluster,

@@ -29,6 +29,7 @@ class ElasticRun(WorkloadRun):
     def __init__(self, topology: type[Topology], path: Path, patch: pytest.MonkeyPatch, **config: Any) -> None:
         cluster = LocalCluster(workers=3, nodes=3, settings={"recovery.grace.secs": 0.1})
         patch.setattr(LoadSpout, "clock", staticmethod(cluster.clock.now))
+        patch.setattr(LoadSpout, "wall_clock", staticmethod(cluster.clock.now))
         patch.setattr(ServiceBolt, "wait", staticmethod(lambda seconds: None))
         self._path, self._ordered = path, topology is OrderedElasticLoad
         super().__init__(topology, path, "exactly-once", SENT, cluster, **LOAD, **config)

@@ -5,36 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
-from millrace.api.grouping import Grouping
-from millrace.api.topology import Topology
 from millrace.config import LEASE
-from millrace.workloads.audit import AuditSink, NumberedLines, SplitNumbered, StatefulWordCount, TallyNumbered
 from support.processes.forked import ForkedCluster
-from support.topologies.audited import SECONDS, UNHURRIED, StatefulStream, assert_all_exact, assert_never_less
+from support.topologies.audited import SECONDS, UNHURRIED, assert_all_exact, assert_never_less
+from support.topologies.split_stream import SPLITS, SplitStream
 
 pytestmark = pytest.mark.process
-SLOTS, SPLITS = 3, 6
-
-
-class SplitWordCount(Topology):
-    config: ClassVar[dict[str, Any]] = StatefulWordCount.config
-    lines = NumberedLines.spec(par=1, config={"splits": SPLITS})
-    split = SplitNumbered.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
-    count = TallyNumbered.spec(inputs={split: Grouping.fields("word")}, par=2)
-    sink = AuditSink.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-
-
-class SplitStream(StatefulStream):
-    topology = SplitWordCount
-
-    def scale(self, par: int) -> None:
-        self.master.rescale(self.name, {"lines": par})
-        self.until(lambda: self.state.scaling is None)
-        assert self.state.graph.component("lines").par == par, self.story()
+SLOTS = 3
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,16 @@ def test_the_command_and_a_resumed_run(cluster: ForkedCluster, tmp_path: Path) -
     assert record["strategy"] == "scale" and record["outcome"] == "done" and record["id"] in [
         row["id"] for row in run("migrations")]
     assert (record["lost"], record["repeated"], record["replayed"]) == (0, 0, 0)
-    assert run("scale", "count=6")["migration"] is None
+    again = run("scale", "count=6")
+    assert (again["changed"], again["migration"], again["key_groups_moved"]) == (False, None, 0)
+    run("regroup", "count", "0-127=0")
+    stream.until(lambda: stream.state.handover.at_rest)
+    completed = run("scale", "count=6")  # the number of tasks stays, and those without key groups get theirs
+    assert completed["changed"] and completed["migration"]["outcome"] == "done", completed
+    assert completed["key_groups_moved"] == completed["key_groups_minimum"] == 106
+    assert run("scale", "split=4", "--no-wait")["key_groups_moved"] is None
+    stream.until(lambda: stream.state.scaling is None)
+    scale(stream, {"split": 5})
     assert len(run("plan")["topologies"]["stateful"]["placement"]) == len(stream.state.graph.tasks())
     stream.wave(2)
     stream.end()

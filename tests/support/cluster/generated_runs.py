@@ -33,6 +33,7 @@ class GeneratedRun:
         self.shape = shape
         self.cluster = SlowCluster(workers, random)
         parts.Source.clock = parts.SourceArrow.clock = staticmethod(self.cluster.clock.now)
+        parts.Source.wall_clock = parts.SourceArrow.wall_clock = staticmethod(self.cluster.clock.now)
         self.graph = self.cluster.submit(shape.topology())
         self.regrouped = False
         self.live: States = {}  # at the end, as `state_of`

@@ -19,7 +19,7 @@ def start(topology: Any = Exact, workers: int = 3, limit: int = LIMIT, store: Me
           resume: Resume = None, par: dict[str, int] | None = None, copies: Path | None = None,
           **config: Any) -> LocalCluster:
     cluster = LocalCluster(workers, nodes=workers, store=store, copies=copies)
-    parts.Numbers.clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
+    parts.Numbers.clock = parts.Numbers.wall_clock = staticmethod(cluster.clock.now)  # `rate` is in virtual time too
     cluster.submit(topology, resume=resume, config={"limit": limit, "rate": 3000.0, **config}, par=par)
     return cluster
 
@@ -79,13 +79,14 @@ def counts(cluster: LocalCluster) -> Counter[str]:
     return total
 
 
-def finish_at_least(cluster: LocalCluster, limit: int = LIMIT, name: str = "atleast") -> None:
+def finish_at_least(cluster: LocalCluster, limit: int = LIMIT, name: str = "atleast", ways: int = 1) -> None:
+    """Run until everything is acked: every row has come, and is counted on each of its ways at least once."""
     def all_acked() -> bool:
         spouts = [task.component for task in tasks(cluster, "numbers")]
         return len(spouts) == 2 and all(spout.exhausted and not spout.unacked_tuples for spout in spouts)
 
     cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_acked())
-    counted, truth = counts(cluster), expected_counts(limit, 1)
+    counted, truth = counts(cluster), expected_counts(limit, ways)
     assert counted.keys() == truth.keys()
     assert all(counted[key] >= truth[key] for key in truth)
     assert {(key, number) for key, number, _ in parts.WRITTEN} == set(expected_rows(limit, 1))

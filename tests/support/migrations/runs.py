@@ -154,6 +154,7 @@ class MigrationRun:
         self.name = topology.__name__.lower()
         self.cluster = LocalCluster(WORKERS, nodes=WORKERS, settings={RESTART_WAIT.key: 2.0})
         parts.Numbers.clock = PlainNumbers.clock = staticmethod(self.cluster.clock.now)
+        parts.Numbers.wall_clock = PlainNumbers.wall_clock = staticmethod(self.cluster.clock.now)
         self.cluster.submit(topology, config={"limit": limit, "rate": 800.0, **config})
         self.state = self.cluster.master.topologies[self.name]
         self._until_wave()

@@ -52,8 +52,19 @@ class ScaledSlowly(Topology):
     ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
 
 
+class ScaledUnionSlowly(Topology):
+    """The same, with two inputs of the tally, one of which reads from two components."""
+
+    config: ClassVar[dict[str, Any]] = Exact.config
+    numbers = Numbers.spec(par=2)
+    one = Pass.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
+    two = PassRows.spec(inputs={one: Grouping.SHUFFLE}, par=2)
+    tally = Counting.spec(inputs={one: Grouping.fields("key"), two: Grouping.fields("key")}, par=3)
+    ledger = SlowLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
+
+
 class ScaledSlowlyTracked(Topology):
-    """The same, at least once."""
+    """As `ScaledSlowly`, at least once."""
 
     config: ClassVar[dict[str, Any]] = AtLeast.config
     numbers = Numbers.spec(par=2)

@@ -209,6 +209,8 @@ def test_scale_of_resident_tasks(capsys: Capture) -> None:
     assert printed(capsys) == "split of wordcount: 2 -> 3 tasks wanted\ncancelled: a wave was not over\n"
     print_scale({**answer, "migration": None})
     assert printed(capsys) == "split of wordcount: 2 -> 3 tasks wanted\nmillrace moves shows the progress\n"
+    print_scale({**answer, "migration": None, "from": {"split": 3}, "key_groups_moved": None})
+    assert printed(capsys) == "split of wordcount: 3 tasks as before\nmillrace moves shows the progress\n"
 
 
 def test_spouts_have_splits(capsys: Capture) -> None:

@@ -85,7 +85,12 @@ def test_paced_catches_up_after_it_was_held_and_says_how_far_it_is_behind():
     assert positions(recorder) == list(range(121))
 
 
-@pytest.mark.parametrize("restart", [lambda spout: spout.seek(7), lambda spout: spout.activate()])
+def pause(spout: GeneratorSpout) -> None:
+    spout.deactivate()
+    spout.activate()
+
+
+@pytest.mark.parametrize("restart", [lambda spout: spout.seek(7), pause])
 def test_restart_does_not_catch_up_the_past(restart):
     clock = FakeClock()
     spout, recorder = attach(Numbers, {"rate": 64}, clock=clock)
@@ -97,6 +102,35 @@ def test_restart_does_not_catch_up_the_past(restart):
     restart(spout)
     spout.next_tuple()
     assert positions(recorder) == [7]
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 7])
+def test_the_timetable_goes_on_where_the_spout_moves_to(emitted):
+    """The clock of another host shows another time; the time of day is the same."""
+    clock, elsewhere = FakeClock(), FakeClock(50.0)
+    spout, recorder = attach(Numbers, {"rate": 64, "burst": 1}, clock=clock, wall_clock=lambda: clock.now + 9e6)
+    assert spout.lag() == 1
+    clock.now += 0.5
+    for _ in range(emitted):
+        spout.next_tuple()
+    assert spout.lag() == 33 - emitted
+    left = spout.hand_over()
+    again, recorder = attach(Numbers, {"rate": 64}, clock=elsewhere, wall_clock=lambda: elsewhere.now + 9e6 + 951.0)
+    again.seek(emitted)
+    again.take_over(left)
+    again.activate()
+    assert again.lag() == 33 - emitted + 32  # the move took from 1000.5 to 1001
+    again.next_tuple()
+    assert positions(recorder) == list(range(emitted, emitted + 32))
+
+
+def test_a_spout_that_was_never_called_or_is_paused_hands_no_timetable_over():
+    spout, _ = attach(Numbers, {"rate": 64}, clock=FakeClock())
+    assert spout.hand_over() is None
+    spout.next_tuple()
+    assert spout.hand_over() is not None
+    spout.deactivate()
+    assert spout.hand_over() is None
 
 
 def test_seek_begins_again_there_with_the_same_values():

@@ -83,6 +83,26 @@ def test_a_timetable_without_begin_continues_with_the_tuple_that_is_sought():
     assert [row[1] for row in rows(spout)] == [10, 11, 12, 13]  # 30 a second by then
 
 
+@pytest.mark.parametrize("emitted", [0, 3])
+def test_a_split_that_moves_keeps_its_backlog(emitted):
+    """Also one that has emitted nothing: its pattern has begun."""
+    clock = SetClock()
+    split = spout_at({**STEP, "burst": 1}, clock, task_index=1, parallelism=2)
+    assert split.lag() == 0
+    clock.now += 2.0
+    for _ in range(emitted):
+        split.next_tuple()
+    assert split.lag() == 20 - emitted
+    split.deactivate()
+    again = spout_at(STEP, clock, task_index=1, parallelism=2)
+    again.seek(emitted)
+    again.take_over(split.hand_over())
+    again.activate()
+    assert again.lag() == 20 - emitted
+    clock.now += 1.0
+    assert again.lag() == 35 - emitted and [row[1] for row in rows(again)] == list(range(emitted, 35))
+
+
 def test_a_pause_makes_tuples_late():
     clock = SetClock()
     spout = spout_at(STEP, clock)

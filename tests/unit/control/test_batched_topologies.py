@@ -384,10 +384,10 @@ def test_the_same_parallelism_makes_no_new_version() -> None:
 @pytest.mark.parametrize(("par", "says"), [
     ({"nobody": 2}, "has no component 'nobody'; it has lines, count, top"),
     ({"count": 3, "lines": 2}, "is a spout, and each of its 1 tasks has its own position"),
-    ({"count": 0}, "cannot have 0 tasks: give a whole number from 1"),
+    ({"count": 0}, "so it can have 12 at most. Give a whole number from 1 to 12; the nearest is 1. topology.key.groups"),
     ({"count": 13}, "cannot have 13 tasks: its state has 12 key groups"),
     ({"count": True}, "cannot have True tasks"),
-    ({"top": 1 << 17}, "give a whole number from 1 to 65536"),
+    ({"top": 1 << 17}, "Give a whole number from 1 to 65536; the nearest is 65536"),
 ])
 def test_an_invalid_scale_request_is_refused_and_changes_nothing(par: dict[str, int], says: str) -> None:
     story = running()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import accumulate
 
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.special import gammaincc, gammaln
 
 from millrace.elastic.queueing import erlang_b, erlang_c, least_servers, waiting_time
 
 CUSTOMERS = 40_000
 WARM_UP = 2_000
+SMALLEST = 1e-280  # smaller floats lose digits
 TOLERANCE = 0.15  # of a simulated mean: about three standard errors at these loads
 
 
@@ -40,6 +44,25 @@ def test_the_call_centre_of_100_calls_in_half_an_hour() -> None:
     assert waiting_time(100 / 1800, 1 / 180, 14) == pytest.approx(7.8, abs=0.05)
 
 
+def test_the_call_centre_of_360_calls_in_half_an_hour() -> None:
+    """Tanner, The Erlang-C formula (mitan.co.uk): 48 erlangs, 55 agents: 23.9 % wait."""
+    assert erlang_c(55, 360 * 4 / 30) == pytest.approx(0.239, abs=0.0005)
+
+
+def test_the_maintenance_of_bronson() -> None:
+    """Schaum's Outline of Operations Research, problem 24.6: 300 arrivals a year, 2 days each, 3 servers: L_q = 0.352,
+    L = 1.996, W_q = 0.43 days."""
+    days = 365 * waiting_time(300, 365 / 2, 3)
+    assert days == pytest.approx(0.43, abs=0.005)
+    assert 300 / 365 * days == pytest.approx(0.352, abs=0.0005)
+    assert 300 / 365 * (days + 2) == pytest.approx(1.996, abs=0.0005)
+
+
+def test_the_published_chart_of_erlang_c() -> None:
+    """Rappaport, Wireless Communications, figure 3.7 as read in its examples: 15 channels carry 9.0 erlangs if 5 % wait."""
+    assert erlang_c(15, 8.9) < 0.05 < erlang_c(15, 9.1)
+
+
 @pytest.mark.parametrize(("servers", "offered", "waits"), [(1, 0.5, 1 / 2), (2, 1.0, 1 / 3), (3, 2.0, 4 / 9)])
 def test_erlang_c_by_hand(servers: int, offered: float, waits: float) -> None:
     assert erlang_c(servers, offered) == pytest.approx(waits)
@@ -54,10 +77,44 @@ def test_the_recursion_equals_the_formula_with_factorials(servers: int, busy: fl
     assert waiting_time(offered, 1.0, servers) == pytest.approx(by_formula, rel=1e-9)
 
 
+def by_incomplete_gamma(servers: int, offered: float) -> float:
+    """Erlang C without the recursion: Erlang B is the Poisson probability of c over that of at most c, which is a regularized
+    incomplete gamma function."""
+    blocked = math.exp(servers * math.log(offered) - offered - gammaln(servers + 1)) / gammaincc(servers + 1, offered)
+    return float(blocked / (1 - offered / servers * (1 - blocked)))
+
+
+def in_fractions(servers: int, offered: Fraction) -> Fraction:
+    """Erlang C by the formula with factorials, without any rounding."""
+    terms = list(accumulate(range(1, servers + 1), lambda term, count: term * offered / count, initial=Fraction(1)))
+    blocked = terms[-1] / sum(terms)
+    return blocked / (1 - offered / servers * (1 - blocked))
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 5000), st.floats(0.001, 0.999))
+@example(5000, 0.999)
+@example(1, 0.999)
+@example(5000, 0.5)
+def test_the_recursion_equals_the_incomplete_gamma_function(servers: int, busy: float) -> None:
+    assert erlang_c(servers, servers * busy) == pytest.approx(by_incomplete_gamma(servers, servers * busy), rel=1e-9,
+                                                              abs=SMALLEST)
+
+
+@pytest.mark.parametrize("thousandths", [10, 500, 900, 999])
+@pytest.mark.parametrize("servers", [1, 2, 7, 40, 300])
+def test_the_recursion_equals_the_formula_in_fractions(servers: int, thousandths: int) -> None:
+    offered = Fraction(servers * thousandths, 1000)
+    assert erlang_c(servers, float(offered)) == pytest.approx(float(in_fractions(servers, offered)), rel=1e-11, abs=SMALLEST)
+
+
 @given(st.integers(1000, 20_000), st.floats(0.5, 1.5))
+@example(20_000, 0.999)
+@example(10_000, 1.0)
 def test_thousands_of_servers_are_no_problem(servers: int, busy: float) -> None:
-    queued = waiting_time(servers * busy, 1.0, servers)
-    assert queued >= 0 and (math.isinf(queued) == (servers * busy >= servers))
+    offered = servers * busy
+    expected = by_incomplete_gamma(servers, offered) / (servers - offered) if offered < servers else math.inf
+    assert waiting_time(offered, 1.0, servers) == pytest.approx(expected, rel=1e-9, abs=SMALLEST)
 
 
 @given(st.floats(0, 1e6), st.floats(1e-3, 1e6))

@@ -61,8 +61,14 @@ def test_a_spout_whose_source_divides_its_tuples_can_have_any_number_of_tasks() 
     ("whole", 3, r"Declare it with splits, for example config=\{'splits': 16\}"),
     ("split", 5, "its source has 4 splits, and each task needs one, so it can have 4 at most"),
     ("table", 2, "reads a DataFrame without splits, so each of its 1 task .*: their number is fixed .* Declare it with splits"),
+    ("split", 0, "4 splits, .* Give a whole number from 1 to 4; the nearest is 1. The number of splits is fixed while it runs"),
+    ("split", -3, "Give a whole number from 1 to 4; the nearest is 1"),
+    ("split", 2.5, "cannot have 2.5 tasks: .* Give a whole number from 1 to 4. The number of splits"),
+    ("split", True, "cannot have True tasks: .* Give a whole number from 1 to 4"),
+    ("unread", 0, "it keeps its 2 tasks"),
+    ("step", 0, "a component can have 65536 at most. Give a whole number from 1 to 65536; the nearest is 1"),
 ])
-def test_spouts_that_cannot_have_so_many_tasks(name: str, tasks: int, says: str) -> None:
+def test_components_that_cannot_have_so_many_tasks(name: str, tasks: Any, says: str) -> None:
     graph = graph_of(Sources, "sources")
     with pytest.raises(TopologyError, match=f"'{name}' of 'sources' .*{says}"):
         rescaled(graph, {"split": 3, name: tasks})

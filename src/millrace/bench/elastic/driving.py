@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace.bench.elastic.figures import HandChange, LoopDecision, Par, SeenPar
+from millrace.bench.elastic.figures import HandChange, LoopDecision, Par, SeenPar, Span, change_spans
 from millrace.bench.elastic.loop_access import LoopGoal, loop_decisions
 from millrace.bench.elastic.measured_load import LoadTimetable, MeasuredElasticLoad, MeasuredLoad
 from millrace.bench.handover.capacity import directories, end_in_any_case, last_events, sleep_until
@@ -32,7 +32,8 @@ INTERVAL_SECONDS = 1.0  # of waves
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """A run that has ended. `seen`: the numbers of tasks, each with the time since when it had them."""
+    """A run that has ended. `seen`: the numbers of tasks, each with the time since when it had them. `spans`: the times in
+    which they changed, as the engine has recorded them, and shortly after."""
 
     timetable: LoadTimetable
     log: LoggedArrivals
@@ -40,6 +41,7 @@ class ElasticRun:
     seen: Sequence[SeenPar]
     decisions: Sequence[LoopDecision] = ()
     changes: Sequence[HandChange] = ()
+    spans: Sequence[Span] = ()
 
     @property
     def lost(self) -> int:
@@ -74,12 +76,13 @@ def run_load(engine: ResidentEngine, scratch: Path, load: MeasuredLoad, par: Par
             if goal is not None:
                 decided = loop_decisions(goal.end(running), begin - time_of_day, watch.seen[0].par)
             _finish(engine, running, load)
+            spans = change_spans(running.migrations(), begin - time_of_day)
         finally:
             end_in_any_case(running)
         log = LoggedArrivals.read(logs, timetable)
         audited = audit_load(output, {0: load.tuples}, load.pattern, load.keys)
     _check(audited, log)
-    return ElasticRun(timetable, log, audited, watch.seen, decided, made)
+    return ElasticRun(timetable, log, audited, watch.seen, decided, made, spans)
 
 
 @dataclass

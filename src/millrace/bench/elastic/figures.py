@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
-from millrace.bench.migration.arrivals import LoggedArrivals
+from millrace.bench.migration.arrivals import ROUNDING, LoggedArrivals
+from millrace.control.scaling import BY_SCALING
 
 Par = Mapping[str, int]
 WINDOW_SECONDS = 2.0  # in which the mean latency is compared with T_max
 CALM_WINDOWS = 3  # in a row that must be under T_max
 SETTLE_SECONDS = 5.0  # after a change, before its latency is measured
+AFTER_SECONDS = 1.0  # after a change, in which gaps still count as its own
+LEVEL = 1.25  # the backlog is gone from the first window that is at most so many times the median of those after it
+Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +87,29 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def steps_of(decisions: Sequence[LoopDecision], log: LoggedArrivals, begin: float, end: float) -> list[dict[str, Any]]:
-    """The `steps` of `bench elastic --json`. The latency of a decision is measured at the sinks until the next one."""
+    """The `steps` of `bench elastic --json`. The latency of a decision is measured at the sinks until the next one.
+    `measured_ms`: from some seconds after it, with the tuples of the backlog that had grown before. `settled_ms`: from the time
+    when the backlog is gone, and `error` by how much of it the prediction is off."""
     rows = []
     for decision, until in zip(decisions, [*(after.at for after in decisions[1:]), end]):
         settled = min(decision.at + SETTLE_SECONDS, (decision.at + until) / 2)
-        rows.append({"at_s": round(decision.at - begin, 1), "decision": str(decision),
-                     "predicted_ms": None if decision.predicted_ms is None else round(decision.predicted_ms, 1),
-                     "measured_ms": mean_ms(log, settled, until), "instances": sum(decision.par.values())})
+        gone = backlog_gone(in_windows(log, settled, until))
+        level = None if gone is None else mean_ms(log, gone, until)
+        predicted = None if decision.predicted_ms is None else round(decision.predicted_ms, 1)
+        rows.append({"at_s": round(decision.at - begin, 1), "decision": str(decision), "predicted_ms": predicted,
+                     "measured_ms": mean_ms(log, settled, until), "settled_ms": level,
+                     "error": None if predicted is None or not level else round(predicted / level - 1, 3),
+                     "instances": sum(decision.par.values())})
     return rows
+
+
+def backlog_gone(windows: Sequence[Span]) -> float | None:
+    """The beginning of the first window whose latency is about that of all windows after it, so that it does not fall any
+    more; None if too few of them are left to tell."""
+    for first, (start, ms) in enumerate(windows[:len(windows) - CALM_WINDOWS + 1]):
+        if ms <= LEVEL * median(latency for _, latency in windows[first:]):
+            return start
+    return None
 
 
 def oscillations(pars: Sequence[Par]) -> int:
@@ -185,17 +205,37 @@ class HandChange:
 
 def change_figures(change: HandChange, log: LoggedArrivals, steady: float) -> dict[str, Any]:
     """One of the `rescales`. `steady`: since when the stream is as before the change."""
-    settled = change.ended + 1.0
+    span = change.began, change.ended + AFTER_SECONDS
     return {"change": change.text, "seconds": round(change.ended - change.began, 2), "key_groups_moved": change.groups_moved,
-            "key_groups_minimum": change.groups_minimum, **gaps(log, [(change.began, settled)], steady, change.began)}
+            "key_groups_minimum": change.groups_minimum, **gaps(log, [span], [(steady, change.began)])}
 
 
-def gaps(log: LoggedArrivals, spans: Sequence[tuple[float, float]], steady: float, until: float) -> dict[str, int | None]:
-    """The longest gap at the sinks in these times, and the usual one in as much time before."""
-    if not spans or not log.rows:
+def change_spans(rows: Iterable[Mapping[str, Any]], offset: float) -> list[Span]:
+    """The times of the changes of parallelism among recorded migrations, by the monotonic clock, with those shortly after
+    them. `offset`: of that clock to the time of day."""
+    return [(row["at"] + offset, row["at"] + offset + row["phases_ms"]["done"] / 1000 + AFTER_SECONDS)
+            for row in rows if row["strategy"] == BY_SCALING]
+
+
+def calm_between(begin: float, end: float, spans: Iterable[Span]) -> list[Span]:
+    """The times between these two that are outside of all spans."""
+    calm, since = [], begin
+    for first, last in sorted(spans):
+        if since < min(first, end):
+            calm.append((since, min(first, end)))
+        since = max(since, last)
+    return [*calm, (since, end)] if since < end else calm
+
+
+def gaps(log: LoggedArrivals, spans: Sequence[Span], calm: Sequence[Span]) -> dict[str, int | None]:
+    """The longest gap at the sinks in these times, and the usual one in as much calm time: the median of all calm times that
+    are as long, or that of the longest one if none is."""
+    if not spans or not calm or not log.rows:
         return {"longest_gap_ms": None, "usual_gap_ms": None}
     longest = max(log.longest_gap(begin, end) for begin, end in spans)
-    usual = log.usual_gap(steady, until, max(end - begin for begin, end in spans))
+    seconds = min(max(end - begin for begin, end in spans), max(end - begin for begin, end in calm))
+    usual = median(log.longest_gap(end - (number + 1) * seconds, end - number * seconds) for begin, end in calm
+                   for number in range(int((end - begin) / seconds + ROUNDING)))
     return {"longest_gap_ms": round(longest * 1000), "usual_gap_ms": round(usual * 1000)}
 
 

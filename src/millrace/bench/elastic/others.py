@@ -1,4 +1,4 @@
-"""Gaps of other engines at a change of parallelism: Structured Streaming measured here, and figures measured elsewhere."""
+"""Gaps of other engines at a change of parallelism: Structured Streaming measured in the run, Flink and Storm once before."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from millrace.bench.engines import FULL, QUICK, rescale_spark, spark_gaps
 
-SAME_JOB = "word count with Python components and little state, on a machine like ours"
+OWN_MEASUREMENT = ("our own measurement, not a published figure: word count with Python components and little state, on "
+                   "another machine of the same kind")
 
 
 @dataclass(frozen=True, slots=True)
 class GapElsewhere:
-    """The time without output at one change of parallelism, which was not measured in this run."""
+    """The time without output at one change of parallelism, which we measured, but not in this run."""
 
     engine: str
     how: str
@@ -21,9 +22,9 @@ class GapElsewhere:
 
 
 GAPS_ELSEWHERE = (
-    GapElsewhere("Flink 2.3 (PyFlink)", "adaptive scheduler", 1500, SAME_JOB),
-    GapElsewhere("Flink 2.3 (PyFlink)", "stop with a savepoint, start", 2700, SAME_JOB),
-    GapElsewhere("Storm 2.8.2", "rebalance without a delay, counts in memory are lost", 10_200, SAME_JOB),
+    GapElsewhere("Flink 2.3 (PyFlink)", "adaptive scheduler", 1500, OWN_MEASUREMENT),
+    GapElsewhere("Flink 2.3 (PyFlink)", "stop with a savepoint, start", 2700, OWN_MEASUREMENT),
+    GapElsewhere("Storm 2.8.2", "rebalance without a delay, counts in memory are lost", 10_200, OWN_MEASUREMENT),
 )
 
 
@@ -35,8 +36,8 @@ def measured_spark(quick: bool) -> dict[str, int]:
 
 
 def gap_rows(ours: list[dict[str, Any]], spark: dict[str, int] | None) -> list[dict[str, Any]]:
-    """The table of gaps: ours at worst, that of Structured Streaming, and those measured elsewhere. `gap_ms`: beyond the usual
-    time between two rows or batches."""
+    """The table of gaps: ours at worst, that of Structured Streaming, and those that we measured before. `gap_ms`: beyond the
+    usual time between two rows or batches."""
     rows = []
     if ours:
         worst = max(change["longest_gap_ms"] - change["usual_gap_ms"] for change in ours)

@@ -47,7 +47,8 @@ ELASTIC_AIMS = (
 def elastic_summary(result: Result) -> list[str]:
     """Lines for a terminal."""
     lines = [f"after {step['at_s']:g} s: {step['decision']}, {step['instances']} instances; predicted "
-             f"{_text(step['predicted_ms'])} ms, measured {_text(step['measured_ms'])} ms" for step in result["steps"]]
+             f"{_text(step['predicted_ms'])} ms, measured {_text(step['measured_ms'])} ms, {_text(step['settled_ms'])} ms "
+             f"without the backlog (error {_percent(step['error'])})" for step in result["steps"]]
     if result["instances"] is not None:
         lines.append(f"under T_max after {_text(result['decisions'])} decisions and {_text(result['recovered_s'])} s, "
                      f"{_text(result['oscillations'])} oscillations; {result['instances']} instances, "
@@ -70,9 +71,10 @@ def elastic_tables(result: Result) -> list[str]:
     lines = ["", f"Model `{result['model']}`, T_max {result['t_max_ms']:g} ms; {result['lost']} tuples lost, "
              f"{result['repeated']} repeated in all runs. The whole command took {result['seconds'] / 60:.1f} minutes."]
     if result["steps"]:
-        lines += _table(("s", "decision", "instances", "predicted, ms", "measured, ms"),
+        lines += _table(("s", "decision", "instances", "predicted, ms", "measured, ms", "without backlog, ms", "error"),
                         [(step["at_s"], step["decision"], step["instances"], _text(step["predicted_ms"]),
-                          _text(step["measured_ms"])) for step in result["steps"]])
+                          _text(step["measured_ms"]), _text(step.get("settled_ms")), _percent(step.get("error")))
+                         for step in result["steps"]])
     if result["instances"] is not None:
         lines += ["", f"Three times the rate: under T_max after {_text(result['decisions'])} decisions and "
                   f"{_text(result['recovered_s'])} s; after that {_text(result['share_over_t_max'])} of the windows of 2 s are "
@@ -96,6 +98,10 @@ def elastic_tables(result: Result) -> list[str]:
 
 def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
     return ["", *(f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows))]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.0%}"
 
 
 def _text(value: Any) -> str:

@@ -93,10 +93,13 @@ def run_elastic(seconds: float = WATCH_SECONDS, t_max_ms: float = T_MAX_MS, mode
     """Returns the object of `bench elastic --json`.
 
     `steps`: the decisions of the elastic loop around a step to three times the rate; the latency of each is predicted by its
-    model and measured at the sink, from the time that a tuple is due. `decisions`: those from the step until the mean latency
-    is back under T_max; None if it never was. `oscillations`: changes after the step that go back on an earlier one.
+    model and measured at the sink, from the time that a tuple is due: `measured_ms` with the backlog of the time before it,
+    `settled_ms` when that is gone, and `error` is the prediction's to the latter. `decisions`: those from the step until the
+    mean latency is back under T_max; None if it never was. `oscillations`: changes after the step that go back on an earlier
+    one.
     `instances_over_minimum`: the share of instances in the end beyond the fewest that would do, which are found by trial.
-    `longest_gap_ms`, `usual_gap_ms`: at the sink around the changes, and in as much time before the step.
+    `longest_gap_ms`, `usual_gap_ms`: at the sink during the changes after the step, as the engine has recorded them, and at the
+    same rate outside of all changes.
     `p99_ratio_to_fixed`, `throughput_ratio_to_fixed`: under a sine, of the elastic loop to as many instances as it had on
     average. `key_groups_moved`, `key_groups_minimum`: of all changes by hand, which `rescales` has one by one; `gaps` has their
     gap beside those of other engines. `lost`, `repeated`: tuples of all runs. `failed`: parts without figures, with the reason.
@@ -169,7 +172,7 @@ def measure_step(bench: Bench) -> None:
     windows = figures.in_windows(run.log, step_at, end)
     recovered = figures.recovered_at(windows, bench.goal.t_max_ms)
     after = [decision for decision in run.decisions if decision.at >= step_at]
-    spans = [(decision.at, decision.at + figures.SETTLE_SECONDS) for decision in after]
+    spans, calm = [span for span in run.spans if span[0] >= step_at], figures.calm_between(step_at, end, run.spans)
     settled = run.seen[-1]
     result.update(
         steps=figures.steps_of(run.decisions, run.log, begin, end),
@@ -178,7 +181,7 @@ def measure_step(bench: Bench) -> None:
         share_over_t_max=None if recovered is None else figures.share_over(
             [window for window in windows if window[0] >= recovered], bench.goal.t_max_ms),
         oscillations=figures.oscillations(_pars_since(run, step_at)),
-        instances=settled.instances, **figures.gaps(run.log, spans, begin + lengths.before / 4, step_at),
+        instances=settled.instances, **figures.gaps(run.log, spans, calm),
         step_timeline=run.log.timeline(begin, end, step_at))
     _find_fewest(bench, settled.par)
 

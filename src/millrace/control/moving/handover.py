@@ -349,8 +349,8 @@ class HandoverControl:
                 owners = topology.key_groups[moving.task.component]
                 topology.key_groups[moving.task.component] = tuple(
                     moving.target.index if group in moving.groups else owner for group, owner in enumerate(owners))
-                for split, (position, _) in moving.starts.items():
-                    topology.positions[TaskId(moving.task.component, split)] = position
+                for split, start in moving.starts.items():
+                    topology.positions[TaskId(moving.task.component, split)] = start.position
             elif not moving.retires:
                 topology.places[moving.task] = moving.new
         handover.in_flight = sum(topology.in_flight.values())

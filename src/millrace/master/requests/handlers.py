@@ -89,7 +89,9 @@ class TopologyVerbs:
         return {"topology": name, "strategy": strategy, "moves": moves}
 
     def _scale(self, request: MasterRequest) -> dict[str, Any]:
-        """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components."""
+        """Change the parallelism. `par`: component -> tasks. `topology` defaults to the one that has these components.
+        `changed` is also true if the numbers are the same and a change to them that was given up is completed.
+        `key_groups_moved` is null while the change is under way."""
         par: dict[str, int] = dict(request["par"])
         name: str = request.get("topology") or self._topology_with_components(par)
         topology = self._state.topology(name)
@@ -101,9 +103,11 @@ class TopologyVerbs:
                   for component in owners}
         fewest = sum(old != new for component, groups in owners.items()
                      for old, new in zip(groups, wanted[component], strict=True))
+        under_way = topology.scaling is not None
         return {"topology": name, "from": before, "to": par, "version": topology.version, "batched": topology.batched,
-                "changed": before != par, "key_groups": wanted, "splits": sorted(topology.graph.splits.keys() & par.keys()),
-                "key_groups_moved": fewest if topology.batched else 0, "key_groups_minimum": fewest}
+                "changed": before != par or under_way, "key_groups": wanted,
+                "splits": sorted(topology.graph.splits.keys() & par.keys()), "key_groups_moved": None if under_way else fewest,
+                "key_groups_minimum": fewest}
 
     def _regroup(self, request: MasterRequest) -> dict[str, Any]:
         """Change the owners of key groups: group -> index of a task. `topology` defaults to the one that has the component."""

@@ -184,7 +184,7 @@ class WorkerPort:
                                               message.incarnation, message.record, message.error))
             case wire.Armed():
                 self._handlers.tell(MoveArmed(message.topology, message.epoch, message.move, message.wave,
-                                              message.copied_bytes, message.error, tuple(message.starts)))
+                                              message.copied_bytes, message.error, message.starts))
             case wire.Taken():
                 self._handlers.taken(message)
             case wire.Broken():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.api.component import Component
 from millrace.api.spout import ReliableSpout, ReplayableSpout, Saved, Spout
 from millrace.api.tuple import DEFAULT_STREAM
+from millrace.control.assignment import SplitStart
 from millrace.runtime.tasks.output import HANDLE, fast_emit
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 from millrace.state.checkpoint import SplitRecord
@@ -110,8 +111,8 @@ class Splits(ReliableSpout):
         vars(part)["max_fails"] = max(part.max_fails, self._task.max_fails)
         self._ready[split], self._handles[split] = part, handle
 
-    def begin(self, split: int, position: int | None, own: bytes = b"") -> None:
-        """Read a split from this position on; None: from the start of the source."""
+    def begin(self, split: int, position: int | None, own: bytes = b"", left: bytes = b"") -> None:
+        """Read a split from this position on; None: from the start of the source. `own`, `left`: as in `SplitStart`."""
         if split not in self.parts:
             self.prepare(split)
         part = self.parts[split] if split in self.parts else self._ready[split]
@@ -120,6 +121,8 @@ class Splits(ReliableSpout):
         if position is not None:
             part._next_position = position
             part.seek(position)
+        if left:
+            part.take_over(unpack_value(left))
         if split in self._ready:
             self.parts[split] = self._ready.pop(split)
             self._turns.append(part)
@@ -163,6 +166,19 @@ class Splits(ReliableSpout):
         """The place of each of these splits, or of all."""
         return {split: SplitRecord(part.position(), b"" if (own := part.snapshot()) is None else pack_value(own))
                 for split, part in sorted(self.parts.items()) if splits is None or split in splits}
+
+    def starts(self, splits: Iterable[int]) -> dict[int, SplitStart]:
+        """Where the next owner of these splits goes on. Nothing of them is in flight."""
+        return {split: SplitStart(place.position, place.own, b"" if left is None else pack_value(left))
+                for split, place in self.places(splits).items() for left in (self.parts[split].hand_over(),)}
+
+    def hand_over(self) -> Any:
+        """What the splits leave to the next incarnation of the task."""
+        return {split: left for split, part in self.parts.items() if (left := part.hand_over()) is not None} or None
+
+    def take_over(self, left: Mapping[int, Any]) -> None:
+        for split, theirs in left.items():
+            self.parts[split].take_over(theirs)
 
     def positions(self) -> dict[int, int]:
         """The lowest position of each split that is not fully processed."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from millrace.api.spout import ReplayableSpout
+from millrace.control.assignment import SplitStart
 from millrace.model.graph import TaskId
 from millrace.runtime.meters import REWOUND
 from millrace.runtime.tasks.user_errors import USER_ERRORS
@@ -142,8 +143,8 @@ class SplitPositions(SpoutPosition):
         self._splits.become(task.snapshots.owned_groups(), {**places, **kept})
         self._begun(self._splits.parts)
 
-    def take(self, starts: Mapping[int, tuple[int, bytes]]) -> None:
-        """Read these splits, too, from these positions and snapshots on. Runs where the task does."""
+    def take(self, starts: Mapping[int, SplitStart]) -> None:
+        """Read these splits, too. Runs where the task does."""
         new = {split: start for split, start in starts.items() if split not in self._splits.parts}
         for split, start in sorted(new.items()):
             self._splits.begin(split, *start)

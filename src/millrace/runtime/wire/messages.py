@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from millrace.control.assignment import Assignment
+from millrace.control.assignment import Assignment, SplitStart
 from millrace.control.feeding import FeedAddress
 from millrace.control.migrations import Bucket, Flow
 from millrace.control.workers import LongCall
@@ -332,7 +332,7 @@ class Armed(msgspec.Struct, array_like=True, tag=27, tag_field="type"):
     wave: int
     copied_bytes: int = 0
     error: str = ""
-    starts: list[tuple[int, int, bytes]] = []
+    starts: dict[int, SplitStart] = {}
 
 
 class Taken(msgspec.Struct, array_like=True, tag=28, tag_field="type"):

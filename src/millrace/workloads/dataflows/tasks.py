@@ -67,6 +67,9 @@ class Events(GeneratorSpout):
     def activate(self) -> None:
         """Continue by the same timetable."""
 
+    def deactivate(self) -> None:
+        """The timetable goes on."""
+
     def _due(self) -> int:
         early = self._pace_start is not None and self.clock() < self._pace_start
         return 0 if early else super()._due()

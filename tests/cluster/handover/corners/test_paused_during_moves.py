@@ -19,6 +19,7 @@ SECONDS = 5.0  # of the virtual clock: many reports
 def test_not_drained_while_a_spout_is_between_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, spout = LocalCluster(workers=3, nodes=3), TaskId("lines", 0)
     monkeypatch.setattr(NumberedLines, "clock", staticmethod(cluster.clock.now))
+    monkeypatch.setattr(NumberedLines, "wall_clock", staticmethod(cluster.clock.now))
     cluster.submit(AuditedWordCount, name="audited", config={"path": str(tmp_path), "rate": 400.0})
     topology = cluster.master.topologies["audited"]
     cluster.run_until(lambda: topology.status == "running")

@@ -14,6 +14,7 @@ from millrace.control.events import (
     Moved,
     Paused,
     Regrouped,
+    Rescaled,
     Submitted,
     Unpaused,
     WorkerJoined,
@@ -147,6 +148,35 @@ def test_key_groups_are_given_to_other_tasks() -> None:
     assert again["groups"] == {}, "they are on their way"
     back = master.ask("regroup", component="count", owners={str(group): 0}, topology="words")
     assert (back["groups"], back["waits_for"]) == ({group: {"from": 1, "to": 0}}, ["count[0]"])
+
+
+def test_components_are_scaled() -> None:
+    master = FakeMaster("words")
+    master.run()
+    answer = master.ask("scale", par={"count": 4})
+    assert master.events == [Rescaled("words", {"count": 4})]
+    assert (answer["from"], answer["to"], answer["changed"], answer["batched"]) == ({"count": 2}, {"count": 4}, True, False)
+    assert answer["key_groups_moved"] is None, "it is under way"
+    assert answer["key_groups_minimum"] == 64 and set(answer["key_groups"]["count"]) == set(range(4))
+
+
+def test_the_same_number_of_tasks_changes_nothing() -> None:
+    master = FakeMaster("words")
+    master.run()
+    answer = master.ask("scale", par={"count": 2})
+    assert (answer["changed"], answer["key_groups_moved"], answer["key_groups_minimum"]) == (False, 0, 0)
+
+
+def test_a_change_that_was_given_up_is_a_change_when_it_is_asked_for_again() -> None:
+    """The numbers are the same; one of the tasks owns no key groups yet."""
+    master = FakeMaster("words")
+    master.run()
+    topology = master.state.topologies["words"]
+    topology.key_groups["count"] = (0,) * len(topology.key_groups["count"])
+    answer = master.ask("scale", par={"count": 2})
+    assert topology.scaling is not None and answer["from"] == answer["to"] == {"count": 2}
+    assert answer["changed"] is True and answer["key_groups_moved"] is None and answer["key_groups_minimum"] == 64
+    assert sorted(set(answer["key_groups"]["count"])) == [0, 1]
 
 
 @pytest.mark.parametrize("named", [{}, {"topology": "words"}])

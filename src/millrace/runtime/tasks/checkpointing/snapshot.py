@@ -17,7 +17,7 @@ class Snapshot(NamedTuple):
     position: int | None
     prepared: list[str] = []
     streams: list[InFlightStream] = []
-    staged: bytes = b""  # of a sink whose task moves
+    staged: bytes = b""  # the result of `hand_over()` of a sink or a spout whose task moves
     splits: dict[int, SplitRecord] = {}
 
 

@@ -14,6 +14,7 @@ from millrace.api.bolt import Bolt
 from millrace.api.component import Component
 from millrace.api.grouping import stable_hash
 from millrace.api.spout import ReplayableSpout
+from millrace.control.assignment import SplitStart
 from millrace.control.waves import INIT
 from millrace.errors import EncodingError, OutputMissing
 from millrace.runtime.flow.channel import Delivery
@@ -21,7 +22,7 @@ from millrace.runtime.flow.overtaken import unpacked
 from millrace.runtime.tasks.checkpointing.snapshot import STORE_THREADS, Pieces, Snapshot
 from millrace.runtime.tasks.checkpointing.wave_answers import WaveAnswers
 from millrace.runtime.tasks.checkpointing.wave_copy import CopiedGroups, copy_wave
-from millrace.runtime.tasks.splits import place_of
+from millrace.runtime.tasks.splits import Splits, place_of
 from millrace.runtime.wire.messages import WaveMark
 from millrace.state.checkpoint import (
     IN_FLIGHT,
@@ -385,11 +386,19 @@ class Snapshots:
         own = component.snapshot()
         pieces: Pieces = {} if own is None else {OWN: (True, self._encoded(own))}
         position, splits = place_of(component)
-        staged = pack_value(component.hand_over()) if self.task.commits else b""
+        staged = self._left()
         if self.state is not None:
             self.state.spoil(lost)
             pieces.update(self.state.last_pieces(changed))
         return Snapshot(pieces, position, staged=staged, splits=splits)
+
+    def _left(self) -> bytes:
+        """What the component hands over beside its state: a sink always does, a spout perhaps."""
+        component = self.task.component
+        if self.task.commits:
+            return pack_value(component.hand_over())
+        left = component.hand_over() if isinstance(component, ReplayableSpout | Splits) else None
+        return b"" if left is None else pack_value(left)
 
     def empty(self) -> None:
         """Drop entries that the component has set while it was initialized: the incarnation before it had set them, too, and
@@ -482,11 +491,11 @@ class Snapshots:
         if own is not None:
             component.restore(unpack_value(own))
         if self.task.splits is not None:
-            self.task.splits.take({split: (start, state) for split, (start, state, _) in splits.items()})
+            self.task.splits.take({split: SplitStart(start, state) for split, (start, state, _) in splits.items()})
         if position is not None and isinstance(component, ReplayableSpout):
             component._next_position = position
             component.seek(position)
-        if self.task.commits:
+        if staged:
             component.take_over(unpack_value(staged))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
 
 PART_BYTES = 1 << 20  # of one message: the receiving loop takes its turn between two
-STAGED, CLOSING = -4, -3  # in place of a key group: rows that a two-phase sink has staged, and the last part
+STAGED, CLOSING = -4, -3  # in place of a key group: what a sink or a spout hands over, and the last part
 
 
 class Closing(msgspec.Struct, array_like=True, frozen=True):

@@ -6,15 +6,15 @@ them to the master. The new owner makes their instances meanwhile, and reads the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from millrace.control.assignment import SWITCH, Move
+from millrace.control.assignment import SWITCH, Move, SplitStart
 from millrace.runtime.tasks.splits import Splits
 from millrace.runtime.tasks.user_errors import describe, error_of
 from millrace.runtime.wire import messages as wire
-from millrace.state.checkpoint import SplitRecord
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Channel
@@ -61,9 +61,9 @@ class SplitMove:
             task.worker.tell_master(self._armed(error=describe(self._error)))
         task.worker.ready(task)
 
-    def _armed(self, starts: Collection[tuple[int, int, bytes]] = (), error: str = "") -> wire.Armed:
+    def _armed(self, starts: Mapping[int, SplitStart] = MappingProxyType({}), error: str = "") -> wire.Armed:
         worker, run = self._task.worker, self._task.topology
-        return wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, 0, 0, error, list(starts))
+        return wire.Armed(worker.slot, worker.generation, run.number, run.epoch, self.move.number, 0, 0, error, dict(starts))
 
     def _tell(self, answer: wire.Armed | wire.Taken) -> None:
         self._told = answer
@@ -81,7 +81,7 @@ class SplitDeparture(SplitMove):
     def __init__(self, task: SpoutTask, move: Move) -> None:
         super().__init__(task, move)
         self._ends: dict[Channel, int] | None = None  # the last chunk in each channel that may have tuples of these splits
-        self._places: dict[int, SplitRecord] = {}
+        self._starts: dict[int, SplitStart] = {}
         self._resting = False
 
     def go_on(self) -> None:
@@ -100,13 +100,13 @@ class SplitDeparture(SplitMove):
             self._ends = {channel: channel.seq for channel in task.channels.values()}
         if all(channel.consumed >= self._ends.get(channel, 0) for channel in task.channels.values()
                if channel.target_name in task.topology.places):
-            self._run(self._find_places, self._stopped)
+            self._run(self._hand_over, self._stopped)
 
-    def _find_places(self) -> None:
-        self._places = self._splits.places(self.move.groups)
+    def _hand_over(self) -> None:
+        self._starts = self._splits.starts(self.move.groups)
 
     def _stopped(self) -> None:
-        self._tell(self._armed([(split, place.position, place.own) for split, place in self._places.items()]))
+        self._tell(self._armed(self._starts))
 
     def tell_again(self) -> None:
         if self._told is None and not self.over:  # the master's reason, if it takes too long

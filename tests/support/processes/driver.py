@@ -30,7 +30,7 @@ def serve(pipe: Connection, name: str, store: str, graph: TopologyGraph, resume:
     master.stop()
 
 
-class TapDriver:
+class DriverProcess:
     """The driver's process and its workers."""
 
     def __init__(self, name: str, store: Path, graph: TopologyGraph, resume: bool) -> None:
