@@ -16,9 +16,10 @@ from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.multilevel import Multilevel
+from millrace.schedulers.overload import threshold
 from millrace.schedulers.partitioning.partition import Cost, Cutting
 from millrace.schedulers.partitioning.relief import relieved
-from millrace.schedulers.partitioning.room import overload
+from millrace.schedulers.partitioning.room import excess_with_memory
 from millrace.schedulers.problem import Ints, Problem
 from millrace.schedulers.slstream import SlStream
 from support.examples import examples
@@ -175,7 +176,8 @@ def test_multilevel_moves_only_what_is_worth_its_cost(scheduler: Multilevel, sit
     if (seen.current < 0).any():
         return
     slots = resulting(situation, ask(scheduler, situation))
-    before, after = overload(seen, seen.current), overload(seen, slots)
+    share = threshold(scheduler.capacity)
+    before, after = excess_with_memory(seen, seen.current, share), excess_with_memory(seen, slots, share)
     assert after <= before + ALMOST
     if after >= before - ALMOST:
         saved = seen.cost(seen.current) - seen.cost(slots)
@@ -208,7 +210,7 @@ def test_multilevel_comes_to_rest(scheduler: Multilevel, situation: Situation) -
 def some_placement_fits(seen: Problem) -> bool:
     """Try every placement, with pinned tasks where they are."""
     places = [[int(seen.current[task])] if seen.pinned[task] else range(len(seen.slot_numbers)) for task in range(seen.count)]
-    return any(overload(seen, np.array(slots, dtype=np.int64)) == 0 for slots in itertools.product(*places))
+    return any(excess_with_memory(seen, np.array(slots, dtype=np.int64)) == 0 for slots in itertools.product(*places))
 
 
 @settings(max_examples=examples(30))
@@ -218,7 +220,7 @@ def test_multilevel_overloads_nothing_if_some_placement_fits(situation: Situatio
     if len(seen.slot_numbers) > 5:
         return
     slots = resulting(situation, ask(Multilevel(), situation))
-    assert overload(seen, slots) == 0 or not some_placement_fits(seen)
+    assert excess_with_memory(seen, slots) == 0 or not some_placement_fits(seen)
 
 
 @settings(max_examples=examples(60))
@@ -228,7 +230,7 @@ def test_relief_never_adds_overload_and_moves_nothing_if_all_fits(situation: Sit
     start = np.random.default_rng(seed).integers(0, len(seen.slot_numbers), seen.count)
     start = np.where(seen.pinned, seen.current, start)
     slots = relieved(seen, start, 0.9)
-    assert overload(seen, slots) <= overload(seen, start) + ALMOST
+    assert excess_with_memory(seen, slots) <= excess_with_memory(seen, start) + ALMOST
     assert (slots[seen.pinned] == start[seen.pinned]).all()
-    if overload(seen, start) == 0:
+    if excess_with_memory(seen, start, threshold(0.9)) == 0:
         assert (slots == start).all()

@@ -14,6 +14,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.overload import threshold
 from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Objective
@@ -30,8 +31,9 @@ class ErStream(Objective):
     u: float = parameter(0.8, "CPU utilization up to which a worker or node accepts more tasks.", low=0.01, high=1.0)
     tr_improve: float = parameter(0.1, "Tasks move only if traffic between nodes falls by at least this share.",
                                   low=0.0, high=1.0)
-    overload: float = parameter(0.95, "Tasks also move, whatever their traffic, if that relieves a worker or node that uses "
-                                      "more than this share of its CPU or loop.", low=0.01, high=1.0)
+    overload: float | None = parameter(None, "Tasks also move, whatever their traffic, if that relieves a worker or node that "
+                                             "uses more than this share of its CPU or loop. Unset: 0.05 above u.",
+                                       low=0.01, high=1.0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
 
@@ -48,5 +50,6 @@ class ErStream(Objective):
         problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
+        overload = threshold(self.u) if self.overload is None else self.overload
         assignment = assign_in_two_phases(problem, self.u, revise=False, each_topology=False)
-        return move_if_better(problem, assignment, PairLimits(self.u, self.tr_improve, False, self.overload))
+        return move_if_better(problem, assignment, PairLimits(self.u, self.tr_improve, False, overload))

@@ -18,12 +18,13 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.matching import also_placed
+from millrace.schedulers.overload import threshold
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.partition import Cutting, polished
 from millrace.schedulers.partitioning.refinement import Ground, refined
-from millrace.schedulers.partitioning.relief import relieved
-from millrace.schedulers.partitioning.room import CPU, node_room, overload, task_needs, with_tolerance
+from millrace.schedulers.partitioning.relief import DIGITS, relief_first, relieved
+from millrace.schedulers.partitioning.room import CPU, excess_with_memory, node_room, task_needs, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete
 from millrace.schedulers.problem import NOWHERE, Floats, Ints, Objective, Problem
@@ -62,7 +63,7 @@ class Multilevel(Objective):
         if not len(problem.rate) and not problem.needs.any():  # nothing is measured yet
             return Even(spread_back=False).schedule(graphs, cluster, load, plan)
         levels = _Levels(problem, self)
-        assignment = levels.best()
+        assignment = relief_first(problem, levels.best(), self.capacity)
         if (assignment == problem.current).all():
             now = problem.in_words(problem.cost(assignment))
             return problem.answer(assignment, f"the plan stays: {now}, and no plan found saves more than move_cost = "
@@ -86,7 +87,8 @@ class _Levels:
 
     def rating(self, assignment: Ints) -> tuple[float, float]:
         moved = (assignment != self.problem.current) & (self.problem.current >= 0)
-        return overload(self.problem, assignment), self.problem.cost(assignment) + self.parameters.move_cost * int(moved.sum())
+        over = excess_with_memory(self.problem, assignment, threshold(self.parameters.capacity))
+        return round(over, DIGITS), self.problem.cost(assignment) + self.parameters.move_cost * int(moved.sum())
 
     def assignments(self) -> Iterator[Ints]:
         """The plan in force, that plan improved, and new ones. The earlier wins if two are equal."""

@@ -11,6 +11,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.overload import threshold
 from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Objective
@@ -26,8 +27,9 @@ class Online(Objective):
     limit: float = parameter(0.9, "Share of a worker's core and of a node's CPU that may be used.", low=0.01, high=1.0)
     improvement: float = parameter(0.1, "Tasks move only if traffic between nodes falls by more than this share.",
                                    low=0.0, high=1.0)
-    overload: float = parameter(0.95, "Tasks also move, whatever their traffic, if that relieves a worker or node that uses "
-                                      "more than this share of its CPU or loop.", low=0.01, high=1.0)
+    overload: float | None = parameter(None, "Tasks also move, whatever their traffic, if that relieves a worker or node that "
+                                             "uses more than this share of its CPU or loop. Unset: 0.05 above limit.",
+                                       low=0.01, high=1.0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
 
@@ -44,5 +46,6 @@ class Online(Objective):
         problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
+        overload = threshold(self.limit) if self.overload is None else self.overload
         assignment = assign_in_two_phases(problem, self.limit, revise=True, each_topology=True)
-        return move_if_better(problem, assignment, PairLimits(self.limit, self.improvement, True, self.overload))
+        return move_if_better(problem, assignment, PairLimits(self.limit, self.improvement, True, overload))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.matching import also_placed
 from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
 from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Objective, Problem
 from millrace.schedulers.refining import with_less_overload
@@ -44,8 +45,8 @@ class Least(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimal(Objective):
-    """Minimises the cost of the traffic within every node's CPU and every worker's core and loop. Exact, and therefore only
-    for few tasks.
+    """Minimises the cost of the traffic within the capacity of every node's CPU and every worker's core and loop, or if no
+    placement keeps within that, within all that there is. Exact, and therefore only for few tasks.
 
     Equal questions get different answers only if the time limit ends the search.
     """
@@ -53,7 +54,8 @@ class Optimal(Objective):
     time_limit: float = parameter(20.0, "Time limit in seconds; the best solution so far is then used.", low=0.01, high=86_400)
     max_tasks: int = parameter(16, "Maximum number of tasks; beyond it the plan is kept, because an exact search could take "
                                    "minutes.", low=1)
-    capacity: float = parameter(1.0, "Share of each node's CPU that may be used.", low=0.01, high=1.0)
+    capacity: float = parameter(0.9, "Share of the CPU of nodes and workers, and of the workers' loops, that is used where "
+                                     "possible; the rest is headroom.", low=0.01, high=1.0)
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -69,29 +71,36 @@ class Optimal(Objective):
         if problem.count > self.max_tasks:
             return problem.answer(kept, f"the plan stays: {problem.count} tasks are more than max_tasks = {self.max_tasks}. "
                                         f"Raise it, or use a scheduler that is not exact{also_placed(problem)}", self.capacity)
-        least = least_traffic(problem, self.time_limit, self.capacity)
+        share, within = self.capacity, _shrunk(problem, self.capacity)
+        least = least_traffic(within, self.time_limit / 2, share)
+        if least.assignment is None and share < 1:
+            share, within = 1.0, problem
+            least = least_traffic(problem, self.time_limit / 2)
         if least.assignment is None:
             return self.none_found(problem, kept, least)
-        if fits(problem, kept, self.capacity):
+        if fits(within, kept, share):
             now = problem.cost(kept)
             if now - least.value <= SAME * max(now, 1.0):
-                return problem.answer(kept, f"the plan has {problem.in_words(now, 1)}, {_claim(least)}", self.capacity)
-        return problem.answer(least.assignment, f"{problem.in_words(least.value, 1)}, {_claim(least)}", self.capacity)
+                return problem.answer(kept, f"the plan has {problem.in_words(now, 1)}, {_claim(least)}", share)
+        relief = relief_first(problem, least.assignment, self.capacity)
+        if relief is not least.assignment:
+            return problem.answer(relief, relief_in_words(problem, relief), share)
+        return problem.answer(least.assignment, f"{problem.in_words(least.value, 1)}, {_claim(least)}", share)
 
     def none_found(self, problem: Problem, kept: Ints, least: Least) -> SchedulingResult:
         """The less overloaded of two: the running plan, or tasks placed from scratch."""
-        fresh = with_less_overload(problem, complete(problem, problem.pinned_only, self.capacity), self.capacity)
-        best = min((kept, fresh), key=lambda assignment: problem.excess(assignment, self.capacity))
-        room = float((problem.node_capacity * self.capacity - problem.node_taken).clip(0).sum())
+        fresh = with_less_overload(problem, complete(problem, problem.pinned_only, self.capacity))
+        best = min((kept, fresh), key=problem.excess)
+        room = float((problem.node_capacity - problem.node_taken).clip(0).sum())
         why = ("no placement keeps every node and worker within its limits" if math.isinf(least.bound)
                else f"none was found within {self.time_limit:g} s that keeps every node and worker within its limits")
         return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz and {problem.time.sum():,.1f} loops needed, "
                                     f"{room:,.0f} MHz and {len(problem.slot_numbers)} loops on {problem.nodes} nodes; placed "
-                                    "with little overload. Add a node, or lower the load", self.capacity)
+                                    "with little overload. Add a node, or lower the load")
 
 
 def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 1.0) -> Least:
-    """The cheapest assignment within `capacity` of the nodes' CPU, and within a core and a loop of every worker, that the time
+    """The cheapest assignment within `capacity` of the nodes' CPU, and of the core and loop of every worker, that the time
     limit allows. Pinned tasks stay. Equal nodes are exchanged so that few tasks move. No assignment and an infinite bound:
     none exists."""
     program = _Program(problem, _ProgramPlaces(problem, capacity))
@@ -114,8 +123,15 @@ def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 
     return Least(assignment, value, value if solution.status == 0 else min(bound, value))  # 0: solved to the end
 
 
+def _shrunk(problem: Problem, share: float) -> Problem:
+    """The problem with tasks that fit a worker, but not within this share of one, as if they just did: they fill one alone."""
+    most = problem.slot_limit.max(axis=1, initial=0.0)[:, np.newaxis]
+    cpu, time = np.where(problem.needs <= most * ROUNDING, np.minimum(problem.needs, most * share), problem.needs)
+    return replace(problem, cpu=cpu, time=time)
+
+
 def fits(problem: Problem, assignment: Ints, capacity: float = 1.0) -> bool:
-    """True if no node or worker that has one of the tasks is overloaded."""
+    """True if no node or worker that has one of the tasks has more than this share of what it can do."""
     return problem.excess(assignment, capacity) == 0
 
 
@@ -126,8 +142,9 @@ class _ProgramPlaces:
     def __init__(self, problem: Problem, capacity: float) -> None:
         self.problem = problem
         nothing = np.full(problem.count, NOWHERE, dtype=np.int64)
+        self.capacity = capacity
         self.node_room = problem.node_capacity * capacity * ROUNDING - problem.node_taken
-        slot_room = problem.slot_limit * ROUNDING - problem.slot_used(nothing)
+        slot_room = problem.slot_limit * capacity * ROUNDING - problem.slot_used(nothing)
         self.slot: list[int] = []  # of each place; for a whole node the one that all its tasks get
         whole: list[bool] = []
         for node in range(problem.nodes):
@@ -149,7 +166,7 @@ class _ProgramPlaces:
         here = self.problem.nodes_of(self.problem.current) == self.node[chosen]
         slots: Ints = np.where(here & self.whole[chosen] & (self.problem.current >= 0), self.problem.current,
                                np.array(self.slot)[chosen])
-        return slots if self.problem.excess(slots) == 0 else np.where(self.problem.pinned, self.problem.current,
+        return slots if self.problem.excess(slots, self.capacity) == 0 else np.where(self.problem.pinned, self.problem.current,
                                                                       np.array(self.slot)[chosen])
 
     def of_pinned(self) -> dict[int, int]:

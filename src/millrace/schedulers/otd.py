@@ -16,6 +16,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.overload import threshold
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.placing import place_homeless, slot_saving
 from millrace.schedulers.problem import COST, ROUNDING, Flags, Floats, Ints, Objective, Problem
@@ -26,7 +27,8 @@ class Otd(Objective):
     """Classifies workers as high, normal or low by their CPU, the time of their loop, and queues. If there are high and low
     workers, a task moves from the most loaded one to a low one. If there are only high ones, it warns that resources are
     insufficient. If there are only low ones, a task moves to where most of its traffic is, if that gains enough. Otherwise
-    nothing moves.
+    nothing moves. Workers that are less than 0.05 above `high`, or have no task that could move, do not keep others from
+    moving tasks for their traffic.
 
     A balancing move leaves both workers below the load that the source had, and a move for the traffic makes no worker high,
     so under a constant load the moves come to an end.
@@ -64,7 +66,7 @@ class Otd(Objective):
             return place_homeless(problem, self.packing)
         workers = _Workers.of(problem, load, self)
         if workers.high.any() and workers.low.any():
-            move, reason = self._balance(workers)
+            move, reason = self._relieve(workers)
         elif workers.high.any():
             move, reason = None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded and no worker has "
                                   "a low load. Add workers, or lower the input")
@@ -76,6 +78,20 @@ class Otd(Objective):
         if move is not None:
             assignment[move.task] = move.slot
         return problem.answer(assignment, reason)
+
+    def _relieve(self, workers: _Workers) -> tuple[_Move | None, str]:
+        """Moves a task away from a high worker. One that is only a little above `high` is not yet overloaded where plans are
+        weighed, so a move for the traffic goes first, and so it does if no task of a high worker can move."""
+        if workers.waiting.any():
+            return self._balance(workers)
+        if not (workers.high & (workers.share >= threshold(self.high))).any():
+            move, reason = self._gather(workers)
+            return (move, reason) if move is not None else self._balance(workers)
+        move, reason = self._balance(workers)
+        if move is None and (workers.high & ~workers.settling).any():
+            move, more = self._gather(workers)
+            reason = reason if move is None else f"{more}; {reason}"
+        return move, reason
 
     def _balance(self, workers: _Workers) -> tuple[_Move | None, str]:
         """Moves one task away from the most loaded worker; from the next one if none of its tasks can move."""
@@ -121,6 +137,7 @@ class _Workers:
     queue_floor: Floats  # the largest of its tasks
     high: Flags
     low: Flags
+    waiting: Flags  # high by its queue, whatever its share
     settling: Flags  # a task there was just started or moved, so its load is not fully measured
 
     @classmethod
@@ -132,6 +149,7 @@ class _Workers:
         return cls(
             problem, share, floor,
             high=(share >= rules.high) | (floor > rules.queue_high),
+            waiting=floor > rules.queue_high,
             low=(share <= min(rules.low, rules.high)) & (share < rules.high) & (queue <= rules.queue_low),
             settling=np.isin(problem.slot_numbers, [slot for slot in settling if slot is not None]),
         )

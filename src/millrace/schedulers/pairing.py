@@ -15,11 +15,11 @@ import numpy as np
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.overload import relieves, rises
+from millrace.schedulers.partitioning.relief import busiest, relief_first, relief_in_words
 from millrace.schedulers.placing import complete, fewest_moves
-from millrace.schedulers.problem import NOWHERE, ROUNDING, Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 from millrace.schedulers.refining import with_less_overload
-
-RELIEF = 0.9  # an overload is relieved if at most this share of it is left
 
 
 class Pair(NamedTuple):
@@ -224,31 +224,30 @@ def move_if_better(problem: Problem, assignment: Ints, limits: PairLimits) -> Sc
     """The assignment if it makes the traffic cheaper by enough and overloads nothing further, or if it relieves an overload;
     else the one in force, with a place for tasks that have none."""
     stay = complete(problem, problem.current, limits.limit)
-    assignment = fewest_moves(problem, assignment)
+    assignment = relief = fewest_moves(problem, assignment)
     if not any(WORKERS.of(graph.config) for graph in problem.graphs):  # with a number of workers, pairs alone decide
         assignment = with_less_overload(problem, with_less_overload(problem, assignment, limits.limit))
+        relief = relief_first(problem, assignment, limits.limit, limits.overload)
     old, new = problem.figures(stay), problem.figures(assignment)
     change = (old.cost - new.cost) / old.cost if old.cost > 0 else 0.0
     gain = f"{problem.in_words(old.cost)} could become {new.cost:,.0f} ({change:.1%} less)"
     missing = int((problem.current < 0).sum())
     placed = f"; {missing} tasks that had no worker are placed" if missing else ""
-    if limits.relieves(problem, stay, assignment):
-        return problem.answer(assignment, f"an overload is relieved: {_busiest(old)} becomes {_busiest(new)}, and "
-                                          f"{problem.in_words(old.cost)} become {new.cost:,.0f}: {new.moved} tasks "
-                                          f"move{placed}", limits.limit)
+    if limits.relieves(problem, stay, relief):
+        return problem.answer(relief, f"{relief_in_words(problem, relief)}{placed}", limits.limit)
     if not limits.enough(change):
         return problem.answer(stay, f"{gain}: {'more than' if limits.more else 'at least'} {limits.least:.1%} is "
                                     f"required{placed}", limits.limit)
     if limits.overloads(problem, stay, assignment):
-        return problem.answer(stay, f"{gain}, but a node or worker would be overloaded: {_busiest(new)}{placed}", limits.limit)
+        return problem.answer(stay, f"{gain}, but a node or worker would be overloaded: {busiest(new)}{placed}", limits.limit)
     return problem.answer(assignment, f"{gain}: {new.moved} tasks move{placed}", limits.limit)
 
 
 @dataclass(frozen=True)
 class PairLimits:
-    """Conditions for moving tasks: the traffic gets cheaper by the share `least` (`more`: by more than that), or a worker or
-    node uses more than the share `overload` of its CPU or loop and that falls by a tenth. `limit`: the share of a worker and of
-    a node that may be used."""
+    """Conditions for moving tasks: the traffic gets cheaper by the share `least` (`more`: by more than that), or an overload is
+    relieved. `limit`: the share of a worker and of a node that may be used; `overload`: the share from which on it is
+    overloaded."""
 
     limit: float
     least: float
@@ -260,21 +259,16 @@ class PairLimits:
 
     def overloads(self, problem: Problem, old: Ints, new: Ints) -> bool:
         """True if more than `limit`, or more than there is, is used beyond what is now."""
-        return any(problem.excess(new, share, share) > problem.excess(old, share, share) * ROUNDING
-                   for share in (self.limit, 1.0))
+        return any(problem.excess(new, share) > problem.excess(old, share) * ROUNDING for share in (self.limit, 1.0))
 
     def relieves(self, problem: Problem, old: Ints, new: Ints) -> bool:
-        """True if an overload falls by enough, and not at the price of a worse one."""
-        if problem.excess(new) > problem.excess(old) * ROUNDING:
-            return False
-        return any(before > 0 and problem.excess(new, share, share) <= RELIEF * before
-                   for share in (max(self.overload, self.limit), 1.0) for before in [problem.excess(old, share, share)])
-
-
-def _busiest(figures: Figures) -> str:
-    """The largest use of a node and a worker, in words."""
-    worker = max(figures.largest_worker_load, figures.largest_worker_time)
-    return f"{figures.largest_load:.0%} of a node and {worker:.0%} of a worker"
+        """True if less is used than there is or, if that changes nothing, an overload falls by enough for the moves."""
+        before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
+        if relieves(before, after, moves=0):
+            return True
+        moves = int(((new != problem.current) & (problem.current >= 0)).sum())
+        over, left = (problem.excesses(assignment, self.overload, avoidable=True) for assignment in (old, new))
+        return not rises(before, after) and relieves(over, left, moves)
 
 
 def _slot_bins(problem: Problem, limit: float) -> Bins:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.overload import excess_of_places
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 
@@ -165,8 +166,7 @@ class SlotBoard:
                 self.add(task, slot)
 
     def _excess(self, slots: Ints) -> float:
-        limit = self.problem.slot_limit[:, slots]
-        return float((np.maximum(self.used[:, slots] - limit, 0.0) / np.maximum(limit, 1e-9)).sum())
+        return float(excess_of_places(self.used[:, slots], self.problem.slot_limit[:, slots], 1.0).sum())
 
     def _traffic(self, task: int, node: int) -> Floats:
         """Weight of the task's traffic with each slot of the node."""

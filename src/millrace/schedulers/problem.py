@@ -23,6 +23,8 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
 from millrace.schedulers.demands import demands
+from millrace.schedulers.overload import ROUNDING as ROUNDING
+from millrace.schedulers.overload import excess_of_places, needs_alone
 from millrace.schedulers.parameters import parameter
 
 Ints = NDArray[np.int64]
@@ -31,7 +33,6 @@ Flags = NDArray[np.bool_]
 
 NOWHERE = -1
 MOST = 1e15  # upper bound of every rate and load: sums stay finite even if a meter is broken
-ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding error
 TUPLES, BYTES, COST = MINIMISED = ("tuples", "bytes", "cost")
 
 
@@ -210,6 +211,12 @@ class Problem:
         near = (nodes[self.left] == nodes[self.right]) & (assignment[self.left] != assignment[self.right])
         return float(self.tuples[near].sum())
 
+    def inside_nodes(self, assignment: Ints) -> float:
+        """Weight of the traffic between different workers of the same node, in the unit that is minimised."""
+        nodes = self.nodes_of(assignment)
+        near = (nodes[self.left] == nodes[self.right]) & (assignment[self.left] != assignment[self.right])
+        return float(self.rate[near].sum())
+
     def cost(self, assignment: Ints) -> float:
         """The value that schedulers minimise, per second: each edge's weight times the cost of the way between its tasks."""
         return float(self.ways(assignment, self.left, self.right) @ self.rate)
@@ -258,15 +265,28 @@ class Problem:
         used = self.slot_used(assignment)
         return np.stack([np.bincount(self.slot_node, weights=row, minlength=self.nodes) for row in used]).astype(np.float64)
 
-    def excess(self, assignment: Ints, capacity: float = 1.0, workers: float = 1.0) -> float:
-        """CPU and loop time by which workers exceed the share `workers` of a core and a loop, and nodes `capacity` of their
-        CPU, as shares of the largest of each kind: 0 if the placement fits. Only workers and nodes with one of the tasks
-        count; tasks without a slot do not."""
-        placed = assignment[assignment >= 0]
-        here = np.bincount(placed, minlength=len(self.slot_numbers)) > 0
-        used_nodes = np.bincount(self.slot_node[here], minlength=self.nodes) > 0
-        slots = _excess(self.slot_used(assignment)[:, here], self.slot_limit[:, here] * workers)
-        return slots + _excess(self.node_used(assignment)[:1, used_nodes], self.node_limit[:1, used_nodes] * capacity)
+    def excess(self, assignment: Ints, share: float = 1.0) -> float:
+        """The excess of all workers and nodes beyond this share of what they have: 0 if the placement fits."""
+        return float(self.excesses(assignment, share).sum())
+
+    def excesses(self, assignment: Ints, share: float = 1.0, avoidable: bool = False) -> Floats:
+        """(slots + nodes): the excess of each worker, in its core and its loop, and of each node, in its CPU. Only workers and
+        nodes with one of the tasks count; tasks without a slot do not. `avoidable`: a place may be filled by one task that fits
+        nowhere, and only what is there beside it counts."""
+        nodes = self.nodes_of(assignment)
+        kinds = ((assignment, self.slot_used(assignment), self.needs, self.slot_limit),
+                 (nodes, self.node_used(assignment)[:1], self.needs[:1], self.node_limit[:1]))
+        excesses = []
+        for places, used, needs, has in kinds:
+            alone = needs_alone(needs, places, has, share) if avoidable else 0.0
+            here = np.bincount(places[places >= 0], minlength=has.shape[1]) > 0
+            excesses.append(np.where(here, excess_of_places(used, has, share, alone), 0.0))
+        return np.concatenate(excesses)
+
+    def place_loads(self, assignment: Ints) -> Floats:
+        """(slots + nodes): the share of each worker's core or loop that is used, whichever is more, and of each node's CPU."""
+        slots = self.slot_used(assignment) / np.maximum(self.slot_limit, 1e-9)
+        return np.concatenate([slots.max(axis=0), self.node_load(assignment) / np.maximum(self.node_capacity, 1e-9)])
 
     def node_load(self, assignment: Ints) -> Floats:
         return np.bincount(self.slot_node, weights=self.slot_load(assignment), minlength=self.nodes).astype(np.float64)
@@ -467,12 +487,6 @@ def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan],
 def _busy(shares: Sequence[float]) -> Floats:
     """Shares of a loop; a task cannot use more than one, whatever a meter says."""
     return np.minimum(clean(shares), 1.0)
-
-
-def _excess(used: Floats, limit: Floats) -> float:
-    """The sum of what exceeds its limit, each row as a share of its largest limit."""
-    over = np.where(used > limit * ROUNDING, used - limit, 0.0)
-    return float((over.sum(axis=1) / np.maximum(limit.max(axis=1, initial=0.0), 1e-9)).sum())
 
 
 def _overloads(names: Sequence[str], used: Floats, has: Floats, unit: str) -> Iterator[Overload]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.schedulers.overload import beyond
 from millrace.schedulers.placing import by_size, slots_within
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
@@ -108,7 +109,7 @@ class _Search:
         self.nodes = nodes.copy()
         self.start, self.others, self.rates = problem.neighbours
         self.most = limits.most * ROUNDING
-        self.scale = limits.weight / np.maximum(limits.most, 1e-9).max(axis=1)
+        self.scale = np.maximum(limits.most, 1e-9).max(axis=1) / limits.weight
         self.used = _used(nodes, limits)
         self.excess = self.overload(self.used, self.most)
         self.least_gain = NEGLIGIBLE * max(float(problem.rate.sum()), 1e-9)
@@ -119,8 +120,7 @@ class _Search:
 
     def overload(self, used: Floats, most: Floats) -> Floats:
         """The overload of nodes with these loads (rows, ...)."""
-        over: Floats = sum(weight * np.maximum(row - limit, 0.0) for weight, row, limit in zip(self.scale, used, most))
-        return over
+        return beyond(used, most, self.scale)
 
     # -- single moves ------------------------------------------------------------------------------------------------
 

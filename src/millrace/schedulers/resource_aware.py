@@ -18,6 +18,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.demands import demands
 from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.partitioning.relief import relieved
 from millrace.schedulers.placing import SlotBoard
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
 
@@ -69,11 +70,12 @@ class ResourceAware:
             first += len(graph.tasks())
         if free.missing:
             return problem.cannot_place(np.array(sorted(free.missing)), free.lack(homeless))
-        moved = free.relieve() if relieve else 0
+        assignment = relieved(problem, free.relieved(), self.capacity) if relieve else free.assignment
+        moved = int(((assignment != problem.current) & ~homeless).sum())
         placed = int(homeless.sum())
         parts = [f"{placed} tasks placed by memory, CPU and distance"] if placed else []
-        parts += [f"{moved} tasks moved from nodes that lacked memory or CPU"] if moved else []
-        return problem.answer(free.assignment, "; ".join([*(parts or [f"all {problem.count} tasks have a worker"]),
+        parts += [f"{moved} tasks moved from nodes and workers that lacked memory or CPU"] if moved else []
+        return problem.answer(assignment, "; ".join([*(parts or [f"all {problem.count} tasks have a worker"]),
                                                           *free.lacking()]))
 
 
@@ -141,8 +143,8 @@ class _FreeResources:
         self.cpu[node] -= cpu
         self.slots.put(task, node)
 
-    def relieve(self) -> int:
-        """Moves tasks from nodes that lack memory or CPU to nodes that have room for them; returns their number."""
+    def relieved(self) -> Ints:
+        """The assignment after tasks of nodes that lack memory or CPU have moved to nodes that have room for them."""
         targets: dict[int, int] = {}
         known = -1
         while known != len(targets):  # a node that has given up tasks may have room for others
@@ -154,7 +156,7 @@ class _FreeResources:
         board = SlotBoard(self.problem, self.assignment)
         for task, node in targets.items():
             board.put(task, node)
-        return len(targets)
+        return self.assignment
 
     def _relieve_node(self, node: int, free: Floats, needs: Floats, targets: dict[int, int]) -> None:
         """Finds other nodes for tasks until the node lacks nothing: for the smallest that is enough alone, or else for the

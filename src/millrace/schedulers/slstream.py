@@ -16,12 +16,14 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.matching import allowed_nodes, also_placed, match, moves
+from millrace.schedulers.overload import threshold
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.partition import NEGLIGIBLE, Cost, Cutting, polished
 from millrace.schedulers.partitioning.qpso import swarm
-from millrace.schedulers.partitioning.relief import relieved
-from millrace.schedulers.partitioning.room import CPU, MEMORY, node_room, overload, task_needs, with_tolerance
+from millrace.schedulers.partitioning.relief import relief_first, relieved
+from millrace.schedulers.partitioning.room import CPU, MEMORY, excess_with_memory, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete, slots_within
 from millrace.schedulers.problem import Flags, Floats, Ints, Objective, Problem
 
@@ -81,6 +83,7 @@ class SlStream(Objective):
         if assignment is None:
             return problem.answer(kept, "the plan stays: the subgraphs cannot be matched to nodes that have room for them: "
                                         + _amounts(cutting, best) + also_placed(problem))
+        assignment = relief_first(problem, assignment, self.capacity)
         now, then = self.rated(problem, kept), self.rated(problem, assignment)
         running = (problem.current >= 0).any()  # a first placement moves nothing, so no gain is required
         if running and not self.worth_moving(now, then):
@@ -96,7 +99,8 @@ class SlStream(Objective):
         every = self.cutting(problem, problem.nodes)
         labels = every.labels_of(problem.slot_node[assignment])
         assert labels is not None, "every node is a place"
-        return Cost(overload(problem, assignment), every.cost(labels).p)
+        return Cost(excess_with_memory(problem, assignment, threshold(self.capacity)),
+                    every.cost(labels).p + problem.between_workers * problem.inside_nodes(assignment))
 
     def worth_moving(self, now: Cost, then: Cost) -> bool:
         """True if overload falls, or if p falls far enough and overload does not rise."""
@@ -158,8 +162,16 @@ class SlStream(Objective):
         if nodes is None:
             return None
         ways = [nodes] if problem.distance is None else [nodes, cutting.places[labels]]
-        placed = [relieved(problem, slots_within(problem, way), self.capacity) for way in ways]
+        placed = [relieved(problem, slots, self.capacity) for way in ways for slots in self.slots(problem, way)]
         return min(placed, key=lambda assignment: self.rated(problem, assignment))
+
+    def slots(self, problem: Problem, nodes: Ints) -> list[Ints]:
+        """Ways to choose slots of these nodes: present ones where that is possible, and if traffic between workers counts, also
+        those that save most of it."""
+        ways = [slots_within(problem, nodes)]
+        if problem.between_workers:
+            ways += [WorkerLevel(problem, nodes, self.capacity, 0.0, self.seed, fresh).assignment() for fresh in (False, True)]
+        return ways
 
 
 def multilevel_start(cutting: Cutting, seed: int) -> Ints | None:

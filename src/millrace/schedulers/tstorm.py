@@ -20,6 +20,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
 from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Objective, Problem
 from millrace.schedulers.refining import NodeLimits, refined_nodes, with_less_overload
@@ -65,6 +66,10 @@ class TStorm(Objective):
         assignment = _evenly(problem, new, cluster, load, plan) if new else problem.current
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
         assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
+        if self.cores:
+            relief = relief_first(problem, assignment, self.capacity)
+            reason = relief_in_words(problem, relief) if relief is not assignment else reason
+            assignment = relief
         return problem.answer(assignment, reason, self.capacity)
 
     def place(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],

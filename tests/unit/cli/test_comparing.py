@@ -17,7 +17,7 @@ from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.schedulers.instances import large_situation, random_situation
 from millrace.schedulers.slstream import SlStream
 
-ONLY = ["even", "slstream", "slstream xi=1", "optimal"]
+ONLY = ["even", "slstream", "slstream xi=1", "optimal capacity=1"]
 
 
 def console() -> Console:
@@ -37,7 +37,7 @@ def test_random_situations() -> None:
     assert list(result["schedulers"]) == ONLY
     for row in result["schedulers"].values():
         assert {"mean_ratio", "worst_ratio", "nodes_used", "plan_ms"} <= set(row) and row["failed"] == 0
-    best = result["schedulers"]["optimal"]
+    best = result["schedulers"]["optimal capacity=1"]
     assert best["mean_ratio"] == pytest.approx(1.0) and best["overloaded"] == 0
     assert best["compared"] + result["zero_optimum"] == 6 and best["zero_solved"] == result["zero_optimum"]
     assert "slstream xi=1" in printed(output) and "mean" in printed(output)
@@ -55,7 +55,7 @@ def test_a_file(tmp_path: Path) -> None:
     output = console()
     result = compare(Situations((str(path),)), ONLY, output)
     assert json.loads(json.dumps(result)) == result
-    best = result["schedulers"]["optimal"]
+    best = result["schedulers"]["optimal capacity=1"]
     assert best["inter_node"] == pytest.approx(result["optimum"])
     assert {"inter_process", "nodes_used", "largest_load", "moved", "plan_ms", "ratio"} <= set(best)
     assert "tuples/s between" in " ".join(printed(output).split())  # wherever the line wraps

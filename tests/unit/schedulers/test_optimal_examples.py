@@ -85,8 +85,8 @@ def test_the_best_is_placed_where_fewest_move() -> None:
 
 def test_headroom() -> None:
     case = situation([200, 200], [100] * 2, {(0, 1): 50}, running=[0, 0])
-    assert isinstance(ask(Optimal(), case), NoChange)
-    assert isinstance(ask(Optimal(capacity=0.9), case), NewPlan)
+    assert isinstance(ask(Optimal(capacity=1.0), case), NoChange)
+    assert isinstance(ask(Optimal(), case), NewPlan)
 
 
 def test_too_many_tasks_are_left_alone_but_none_without_a_slot() -> None:

@@ -83,7 +83,7 @@ def test_a_task_leaves_a_node_that_lacks_memory_for_it() -> None:
     # n1 has 1,024 MB and needs 1,100: 76 too many. The 300 MB of a1 are the least that is enough, and n2 has room.
     seen = load(memory={"a0": 700, "a1": 300, "a2": 50, "a3": 50})
     result = ResourceAware().schedule([graph(a=4)], SMALL, {"t": seen}, {"t": plan(a=[0, 0, 0, 0])})
-    assert result == NewPlan({"t": plan(2, a=[0, 1, 0, 0])}, "1 tasks moved from nodes that lacked memory or CPU")
+    assert result == NewPlan({"t": plan(2, a=[0, 1, 0, 0])}, "1 tasks moved from nodes and workers that lacked memory or CPU")
 
 
 def test_several_small_tasks_leave_if_the_large_one_fits_nowhere_else() -> None:

@@ -231,7 +231,7 @@ def test_no_feasible_matching_still_places_what_has_no_slot() -> None:
 
 
 def test_fewer_subgraphs_than_nodes() -> None:
-    case = situation([(400, 1000)] * 3, [100] * 4, SQUARE, running=[0, 1, 2, 0])
+    case = situation([(450, 1000)] * 3, [100] * 4, SQUARE, running=[0, 1, 2, 0])
     assert len(set(slots(ask(SlStream(k=1), case)))) == 1
     assert len(set(slots(ask(SlStream(k=2, rho=0), case)))) <= 2
 
@@ -342,3 +342,19 @@ def test_no_slots() -> None:
 def test_parameters_have_ranges(wrong: dict[str, float]) -> None:
     with pytest.raises(BadParameter, match=next(iter(wrong))):
         SlStream(**wrong)
+
+
+def test_traffic_between_workers_of_a_node_is_part_of_p() -> None:
+    question = ([graph(a=1, b=1)], cluster(n1=[0, 1]), {"t": load({"a0 b0": 100.0}, a0=10, b0=10)}, {"t": plan(a=[0], b=[1])})
+    assert isinstance(SlStream(xi=1).schedule(*question), NoChange)
+    result = SlStream(xi=1, between_workers=0.5).schedule(*question)
+    assert isinstance(result, NewPlan) and len(set(result.plans["t"].placement.values())) == 1
+    assert "p 50.0 -> 0.0" in result.reason
+    # Pairs that share a node, but not a worker, change workers there.
+    pairs = ([graph(a=2, b=2)], cluster(cores=4, n1=[0, 1], n2=[2, 3]),
+             {"t": load({"a0 b0": 100.0, "a1 b1": 100.0, "a0 b1": 1.0}, a0=440, b0=440, a1=440, b1=440)},
+             {"t": plan(a=[0, 1], b=[1, 0])})
+    crossed = SlStream(xi=1, between_workers=0.5).schedule(*pairs)
+    assert isinstance(crossed, NewPlan)
+    placed = {str(task): slot for task, slot in crossed.plans["t"].placement.items()}
+    assert placed["a[0]"] == placed["b[0]"] != placed["a[1]"] == placed["b[1]"]

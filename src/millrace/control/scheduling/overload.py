@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
@@ -18,11 +18,12 @@ from millrace.model.cluster import Cluster
 from millrace.model.sample import WindowSample
 
 LASTING = 3  # windows whose mean has to be above the threshold, at least
-MARGIN = 0.05  # the threshold is so far above the packing limit
 WINDOWS_KEPT = 10
 SURE = 4.0  # standard errors by which it has to be above: there are many places and windows
 ROUNDING = 1e-9
 LEAST_NOISE = 0.01  # standard deviation of a window: few windows may look more alike than they are
+CHANGES_KEPT = 40  # of a place's load from window to window: few would tell little of its noise
+FEW_CHANGES = 3.0
 FROM_MEDIAN = 1.4826 / math.sqrt(2)  # standard deviation of a window over the median difference between two
 
 
@@ -61,24 +62,36 @@ class OverloadWatch:
     """The loads of nodes and workers in the last windows."""
 
     _shares: dict[str, deque[float]] = field(default_factory=dict)
+    _changes: dict[str, deque[float]] = field(default_factory=dict)  # from one window to the next
     _newest: dict[str, PlaceLoad] = field(default_factory=dict)
 
     def add(self, sample: WindowSample, cluster: Cluster) -> None:
         self._newest = {place.where: place for place in place_loads(sample, cluster)}
         self._shares = {where: self._shares.get(where, deque(maxlen=WINDOWS_KEPT)) for where in self._newest}
+        self._changes = {where: self._changes.get(where, deque(maxlen=CHANGES_KEPT)) for where in self._newest}
         for where, place in self._newest.items():
-            self._shares[where].append(place.share)
+            shares = self._shares[where]
+            if shares:
+                self._changes[where].append(abs(place.share - shares[-1]))
+            shares.append(place.share)
+
+    def forget(self, places: Collection[str]) -> None:
+        """Forget the loads of places whose tasks have changed: they tell nothing of those to come."""
+        self._shares = {where: shares for where, shares in self._shares.items() if where not in places}
 
     def lasting(self, threshold: float) -> list[PlaceLoad]:
         """The places that have been overloaded for some windows, with their load in the newest."""
-        return [self._newest[where] for where, shares in self._shares.items() if lasts(list(shares), threshold)]
+        return [self._newest[where] for where, shares in self._shares.items()
+                if lasts(list(shares), threshold, self._changes[where])]
 
 
-def lasts(shares: list[float], threshold: float) -> bool:
+def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()) -> bool:
     """True if the mean of the newest windows, three or more, is above the threshold by more than their noise. The differences
-    of successive windows tell the noise: a load that has changed once, however much, changes only one of them."""
+    of successive windows tell the noise: a load that has changed once, however much, changes only one of them. `changes`: of
+    more windows than these; a few differences may be small by chance, so the noise may be more than they show."""
     if len(shares) < LASTING:
         return False
-    noise = max(FROM_MEDIAN * median(abs(new - old) for old, new in pairwise(shares)), LEAST_NOISE)
+    changes = changes or [abs(new - old) for old, new in pairwise(shares)]
+    noise = max(FROM_MEDIAN * median(changes) * (1 + FEW_CHANGES / len(changes)), LEAST_NOISE)
     return any(fmean(shares[-count:]) - SURE * noise / math.sqrt(count) >= threshold - ROUNDING
                for count in range(LASTING, len(shares) + 1))

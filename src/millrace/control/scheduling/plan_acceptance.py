@@ -14,10 +14,12 @@ and, except for the first two, overloads nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.scheduling.move_costs import MoveCosts
@@ -32,11 +34,10 @@ from millrace.control.scheduling.plan_gains import (
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.problem import Figures, Problem
+from millrace.schedulers.overload import NEGLIGIBLE, relieves, rises
+from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
 
 PAYBACK_SECONDS = 300.0
-RELIEF_BY_MOVE = 0.01  # share by which each move must lower an overload that it does not end
-RELIEF = 0.2  # and all moves together: less may be noise
 TOLERANCE = 0.02  # by which loads over several windows may exceed the estimate that a plan was made for
 NEWEST = 3  # windows over which an overload is averaged: few, since it may have come suddenly
 
@@ -52,39 +53,52 @@ class Thresholds:
     fills: float = 0.9
     payback: float = PAYBACK_SECONDS
 
-    def relieves(self, before: Figures, after: Figures) -> bool:
-        """True if an overload ends, or falls by enough for the number of moves, and no other one is made or worsened."""
-        least = max(self.min_gain, min(RELIEF_BY_MOVE * after.moved, RELIEF))
-        loads = _loads(before, after)
-        ends = any(old >= self.overload and new <= max(self.fills + TOLERANCE, old * (1 - least)) and self.gains(old, new)
-                   for old, new in loads)
-        return ends and not any(new >= self.overload and new > old for old, new in loads)
+    def relieves(self, problem: Problem, assignment: Ints, lasting: Flags) -> bool:
+        """True if the plan relieves some of the `lasting` overloads by enough for its moves, and neither makes nor worsens
+        another one. Where more is used than there is, places may be filled to the last; else no further than a scheduler fills
+        them."""
+        moves = int((assignment != problem.current).sum())
+        before, after = _excesses(problem, assignment, self.overload, lasting)
+        lower = problem.place_loads(assignment) <= problem.place_loads(problem.current) * (1 - self.min_gain)
+        if not lower[before > after].any():
+            return False
+        full, left = _excesses(problem, assignment, 1.0, lasting)
+        return relieves(full, left, moves) or (not rises(full, left) and not self.overfills(problem, assignment)
+                                               and relieves(before, after, moves))
 
-    def overfills(self, before: Figures, after: Figures) -> bool:
-        """True if the plan fills a node or worker more than it may: it would soon be reverted."""
-        return any(new > self.fills + TOLERANCE and new > old for old, new in _loads(before, after))
+    def overfills(self, problem: Problem, assignment: Ints) -> bool:
+        """True if the plan fills nodes and workers more than it may, or more than there is: it would soon be reverted."""
+        return any(problem.excess(assignment, share) > problem.excess(problem.current, share) + NEGLIGIBLE
+                   for share in (min(self.fills + TOLERANCE, 1.0), 1.0))
 
     def gains(self, before: float, after: float) -> bool:
         return after < before and after <= before * (1 - self.min_gain)
 
 
-def _loads(before: Figures, after: Figures) -> list[tuple[float, float]]:
-    """Loads of the fullest node, worker and loop, before and after."""
-    return [(before.largest_load, after.largest_load), (before.largest_worker_load, after.largest_worker_load),
-            (before.largest_worker_time, after.largest_worker_time)]
+def _excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) -> tuple[Floats, Floats]:
+    """The excess of every place before and after. That of places whose overload does not last may be noise: it counts only if
+    it rises."""
+    before, after = (problem.excesses(each, share, avoidable=True) for each in (problem.current, assignment))
+    return before, np.where(lasting, after, np.maximum(before, after))
 
 
 @dataclass(frozen=True)
 class Evidence:
     """Measurements beyond the estimated load. `windows`: the last ones as measured, the oldest first; `group_windows`: more of
-    them, with the loads of key groups only. `overloaded`: an overload has lasted for some windows. `costs` of moves by
-    `strategy`. Without evidence the estimate is all there is: it is not checked against noise."""
+    them, with the loads of key groups only. `overloaded`: the nodes and workers whose overload has lasted for some windows, as
+    "node a" and "worker 1"; None if any of them may be relieved. `costs` of moves by `strategy`. Without evidence the estimate
+    is all there is: it is not checked against noise."""
 
     windows: Sequence[WindowLoads] = ()
     group_windows: Sequence[WindowLoads] = ()
-    overloaded: bool = True
+    overloaded: Collection[str] | None = None
     costs: MoveCosts = field(default_factory=MoveCosts)
     strategy: str = BY_HANDOVER
+
+    def lasting(self, problem: Problem) -> Flags:
+        """(slots + nodes): the places whose overload lasts, in the order of `Problem.excesses`."""
+        names = [*(f"worker {number}" for number in problem.slot_numbers), *(f"node {name}" for name in problem.node_names)]
+        return np.array([self.overloaded is None or name in self.overloaded for name in names], dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -138,12 +152,12 @@ def review(situation: Situation, plans: Mapping[str, Plan], thresholds: Threshol
     if (problem.current < 0).any():
         return Review(moved, expected)
     newest, recent = (with_recent_loads(problem, windows) for windows in (evidence.windows[-NEWEST:], evidence.windows))
-    if evidence.overloaded and thresholds.relieves(newest.figures(problem.current), newest.figures(assignment)):
+    if thresholds.relieves(newest, assignment, evidence.lasting(problem)):
         return Review(moved, expected)
     loads = recent.figures(problem.current), recent.figures(assignment)
     figures = (f"{problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node {loads[0].largest_load:.0%} -> "
                f"{loads[1].largest_load:.0%}, of a worker {_worker_load(loads[0]):.0%} -> {_worker_load(loads[1]):.0%}")
-    if thresholds.overfills(*loads):
+    if thresholds.overfills(recent, assignment):
         return Review(moved, expected, f"{figures}: overload")
     if after.nodes_used < before.nodes_used and after.cost <= before.cost:
         return Review(moved, expected)

@@ -8,14 +8,15 @@ plan_changes.py applies it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from millrace.control.scheduling.move_costs import MoveCosts
-from millrace.control.scheduling.overload import MARGIN, OverloadWatch, PlaceLoad
+from millrace.control.scheduling.overload import OverloadWatch, PlaceLoad
 from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Thresholds, review
 from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
+from millrace.control.scheduling.relief_pauses import ReliefPauses
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
 from millrace.model.load import Load
@@ -24,6 +25,7 @@ from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import Balance, skew
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
+from millrace.schedulers.overload import HIGHEST, MARGIN, threshold
 from millrace.schedulers.parameters import check_parameters, parameter, parameters_of, with_parameters
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import COOL_DOWN_SECONDS, PACKING, traits
@@ -33,6 +35,7 @@ MIN_GAIN = 0.02
 OBJECTIVE = ("minimise", "between_workers")  # parameters of schedulers that say what they minimise
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
 BALANCE = "balance"  # the scheduler that the policy puts beside others
+SOURCES = "sources"  # stands for topologies that fall behind them, where overloaded places are named
 BY_REQUEST = "by request"  # a user wants the plan carried out, whatever it gains
 ENACTED, ADVISED, NO_CHANGE, NOT_WORTH_IT = "enacted", "advised", "no change", "not worth it"
 CANNOT_PLACE, FAILED, OVERTAKEN = "cannot place", "failed", "overtaken"
@@ -139,6 +142,8 @@ class ScheduleGenerator:
         self._watch = OverloadWatch()
         self._windows: deque[WindowLoads] = deque(maxlen=WINDOWS_KEPT)
         self._group_windows: deque[WindowLoads] = deque(maxlen=GROUP_WINDOWS_KEPT)
+        self._pauses = ReliefPauses()
+        self._changed: set[str] = set()  # places whose tasks the newest plan changes
         self._pressed = False  # a topology falls behind its sources
         self.costs = MoveCosts()
 
@@ -146,6 +151,7 @@ class ScheduleGenerator:
         """Use this scheduler with this policy from now on. `enact`: its next plan is carried out whatever it gains, cool-down
         or dry run notwithstanding."""
         self.choice, self.policy, self.enacts_next = choice, policy, enact
+        self._pauses.end()
         self.ask()
 
     def ask(self) -> None:
@@ -170,7 +176,14 @@ class ScheduleGenerator:
     @property
     def overload(self) -> float:
         """Load of a node or worker that counts as overload: above what the scheduler fills, or noise would undo its plans."""
-        return min(self.choice.packing + MARGIN, 1.0) if self.policy.overload is None else self.policy.overload
+        return min(threshold(self.choice.packing), HIGHEST) if self.policy.overload is None else self.policy.overload
+
+    @property
+    def fills(self) -> float:
+        """Load up to which a plan may fill nodes and workers: what the scheduler fills, unless a user wants less."""
+        if self.policy.overload is None:
+            return self.choice.packing
+        return min(max(self.choice.packing, self.overload - MARGIN), self.overload)
 
     def remember(self, past: Iterable[Decision]) -> None:
         """Take over the decisions of earlier masters, oldest first: numbering continues from theirs."""
@@ -197,17 +210,20 @@ class ScheduleGenerator:
         self.take(sample, cluster, pressed)
         if self.cooling(now) and not self.enacts_next:
             return None
+        overloaded = {place.where for place in self.overloaded()} | ({SOURCES} if pressed else set())
+        slots = {slot.number for slot in cluster.slots}
         if self.enacts_next:
             trigger = BY_REQUEST
         elif self._asked:
             trigger = ASKED
-        elif pressed or self.overloaded():
+        elif overloaded and self._pauses.over(now, overloaded, slots, sample.seconds, self.period):
             trigger = OVERLOAD
         elif now - self._last >= self.period - sample.seconds / 2:  # windows do not end to the millisecond
             trigger = PERIOD
         else:
             return None
         self._asked, self.enacts_next, self._last = False, False, now
+        self._pauses.asked(now, overloaded, slots)
         return trigger
 
     def cooling(self, now: float) -> bool:
@@ -223,6 +239,7 @@ class ScheduleGenerator:
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
         reviewed = self._review(situation, result.plans)
+        self._changed = set(_places_changed(situation, result.plans))
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
         if trigger == BY_REQUEST:
@@ -248,14 +265,13 @@ class ScheduleGenerator:
         return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
 
     def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
-        fills = min(max(self.choice.packing, self.overload - MARGIN), self.overload)
-        thresholds = Thresholds(self.min_gain, self.overload, fills, self.policy.payback)
+        thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback)
         return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
 
     def _evidence(self) -> Evidence:
         """Without a window there is only the estimate to go by."""
-        lasts = not self._windows or self._pressed or bool(self.overloaded())
-        return Evidence(tuple(self._windows), tuple(self._group_windows), lasts, self.costs, self.policy.strategy)
+        lasting = None if not self._windows or self._pressed else {place.where for place in self.overloaded()}
+        return Evidence(tuple(self._windows), tuple(self._group_windows), lasting, self.costs, self.policy.strategy)
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:
         """The scheduler raised, took too long or returned an invalid plan: the plan in force stays."""
@@ -264,6 +280,10 @@ class ScheduleGenerator:
     def _decided(self, trigger: str, outcome: str, reason: str, at: float, moved: tuple[str, ...] = (),
                  expected: Mapping[str, Any] | None = None, by: str = "") -> Decision:
         """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use."""
+        if outcome == ENACTED:
+            self._pauses.end()
+        else:
+            self._pauses.fruitless()
         last = self.decisions[-1] if self.decisions else None
         scheduler, parameters = (by, {}) if by else (self.choice.name, dict(self.choice.parameters))
         decision = Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {})
@@ -280,6 +300,7 @@ class ScheduleGenerator:
 
     def enacted(self, decision: Decision, now: float) -> None:
         self._enacted_at, self._watched = now, decision.number
+        self._watch.forget(self._changed)
 
     def overtaken(self, decision: Decision, why: str, passes: bool = True) -> Decision:
         """Record that the plan changed before the decision could be carried out. `passes`: the reason does not last, so a user
@@ -304,3 +325,15 @@ class ScheduleGenerator:
             if known.number == decision.number:
                 self.decisions[position] = decision
         return decision
+
+
+def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
+    """The nodes and workers that lose or get tasks by these plans."""
+    node = {slot.number: slot.node for slot in situation.cluster.slots}
+    for name, plan in plans.items():
+        old = situation.plan[name].placement if name in situation.plan else {}
+        for task, slot in plan.placement.items():
+            for number in {slot, old.get(task, slot)} if old.get(task) != slot else ():
+                yield f"worker {number}"
+                if number in node:
+                    yield f"node {node[number]}"

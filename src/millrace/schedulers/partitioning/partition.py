@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from millrace.schedulers.overload import beyond
 from millrace.schedulers.partitioning.qpso import Costs
-from millrace.schedulers.partitioning.room import CPU, MEMORY, TIME, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.room import CPU, FULL, MEMORY, TIME, node_room, task_needs, with_tolerance
 from millrace.schedulers.placing import affinity, by_traffic
 from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints, Problem
 
@@ -18,7 +19,6 @@ BLOCK = 2_000_000  # entries of (partitions × edges) in one array operation: a 
 NEGLIGIBLE = 1e-9  # a gain below this share of everything is a rounding error
 NOISE = 1e-12  # a change of the overload below this is one too: sums of the same numbers in another order
 MOST_LOOKS = 200  # at each task while polishing; a few are enough, but rounding errors could prolong it forever
-FULL = 1000.0  # weight of a load above the capacity, where one above the headroom, or above a balanced share, has 1
 ANY_BALANCE = 1e9  # a subgraph may have the whole load
 
 
@@ -107,8 +107,7 @@ class Cutting:
 
     def excess(self, loads: Floats, limit: Floats) -> Floats:
         """Overload of subgraphs with these loads (6, ...), each against its limit (6, ...)."""
-        overload: Floats = (np.maximum(loads - limit, 0.0) / self.scale.reshape(-1, *[1] * (loads.ndim - 1))).sum(axis=0)
-        return overload
+        return beyond(loads, limit, self.scale)
 
     def costs(self, labels: Ints) -> Costs:
         """Costs of many partitions, one per row."""

@@ -3,32 +3,96 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.partitioning.room import CPU, MEMORY, node_room, task_needs, with_tolerance, worker_room
+from millrace.schedulers.overload import PER_MOVE, threshold
+from millrace.schedulers.partitioning.room import (
+    CPU,
+    MEMORY,
+    excess_with_memory,
+    node_room,
+    task_needs,
+    with_tolerance,
+    worker_room,
+)
 from millrace.schedulers.placing import affinity, saving
-from millrace.schedulers.problem import Flags, Floats, Ints, Problem
+from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
+
+DIGITS = 9  # of an excess: the rest is rounding errors
+MUCH = 0.9  # a plan that leaves less than this share of the cost is worth its moves whatever it relieves
 
 
-def relieved(problem: Problem, assignment: Ints, capacity: float) -> Ints:
-    """The assignment after tasks have left overloaded workers and nodes, as far as others have room: at first room within
-    `capacity`, then any; at last two tasks change places. Tasks that cannot be moved stay."""
-    relief = _Relief(problem, assignment)
-    for share in (capacity, 1.0):
-        relief.move_all(share)
-    relief.swap_all()
-    return relief.assignment
+def relieved(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+    """The assignment after tasks have left overloaded workers and nodes, as far as others have room within `capacity`; at last
+    two tasks change places. Where more is used than there is, any room will do. Tasks that cannot be moved stay. `overload`:
+    the share from which on a place is overloaded, if it is not that for `capacity`."""
+    for share, room in ((overload or threshold(capacity), capacity), (1.0, 1.0)):
+        relief = _Relief(problem, assignment, share)
+        relief.move_all(room)
+        relief.swap_all(room)
+        relief.return_all(assignment)
+        assignment = relief.assignment
+    return assignment
+
+
+def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+    """The plan in force with the few moves that relieve its overload. `assignment` instead if it gains much traffic anyway, or
+    relieves more for its moves, or if there is nothing to relieve."""
+    current, share = problem.current, overload or threshold(capacity)
+    if (current < 0).any() or not excess_with_memory(problem, current, share):
+        return assignment
+    now, then = _burden(problem, current, share), _burden(problem, assignment, share)
+    if then.cost < MUCH * now.cost and then.full <= now.full and then.excess <= now.excess:
+        return assignment
+    least = relieved(problem, current, capacity, share)
+    few = _burden(problem, least, share)
+    helps = few.weighed < now.weighed and (*few.weighed, few.cost) <= (*then.weighed, then.cost)
+    return least if helps and (least != assignment).any() else assignment
+
+
+def relief_in_words(problem: Problem, assignment: Ints) -> str:
+    """The reason for a plan by `relief_first`."""
+    before, after = problem.figures(problem.current), problem.figures(assignment)
+    return (f"an overload is relieved: {busiest(before)} becomes {busiest(after)}, and {problem.in_words(before.cost)} become "
+            f"{after.cost:,.0f}: {after.moved} tasks move")
+
+
+def busiest(figures: Figures) -> str:
+    """The largest use of a node and a worker, in words."""
+    worker = max(figures.largest_worker_load, figures.largest_worker_time)
+    return f"{figures.largest_load:.0%} of a node and {worker:.0%} of a worker"
+
+
+class _Burden(NamedTuple):
+    """The excess of a placement beyond all that there is, and beyond the threshold; its moves, and the cost of its traffic."""
+
+    full: float
+    excess: float
+    moves: int
+    cost: float
+
+    @property
+    def weighed(self) -> tuple[float, float]:
+        """The excess with what the moves must relieve."""
+        return self.full, self.excess + PER_MOVE * self.moves
+
+
+def _burden(problem: Problem, assignment: Ints, share: float) -> _Burden:
+    moved = int(((assignment != problem.current) & (problem.current >= 0)).sum())
+    full = round(excess_with_memory(problem, assignment), DIGITS)
+    return _Burden(full, round(problem.excess(assignment, share), DIGITS), moved, problem.cost(assignment))
 
 
 class _Relief:
-    """An assignment while it is relieved, with the use of all workers and nodes."""
+    """An assignment while it is relieved of what exceeds a share, with the use of all workers and nodes."""
 
-    def __init__(self, problem: Problem, assignment: Ints) -> None:
+    def __init__(self, problem: Problem, assignment: Ints, share: float) -> None:
         self.problem, self.assignment = problem, assignment.copy()
         self.needs = task_needs(problem)
-        self.node_full = self.limits_of_nodes(1.0)
-        self.worker_full = self.limits_of_workers(1.0)
+        self.node_full = self.limits_of_nodes(share)
+        self.worker_full = self.limits_of_workers(share)
         self.workers = self.used(assignment, len(problem.slot_numbers))
         self.nodes = self.used(problem.slot_node[assignment], problem.nodes)
         # A place that others fill alone cannot be relieved by moving its tasks of no need.
@@ -128,18 +192,20 @@ class _Relief:
         costs: Floats = -saved - max(problem.between_workers, 1e-6) * beside
         return costs
 
-    def swap_all(self) -> None:
-        """Lets tasks of overloaded places change places with smaller ones elsewhere, if then both places fit."""
+    def swap_all(self, share: float) -> None:
+        """Lets tasks of overloaded places change places with smaller ones elsewhere, if then both places fit, and the other one
+        within this share."""
         over = self.overloaded()
+        limits = self.limits_of_nodes(share), self.limits_of_workers(share)
         for task in self.candidates(over) if over.any() else ():
             if self.overloaded_at(int(self.assignment[task])):
-                other = self.partner(int(task))
+                other = self.partner(int(task), *limits)
                 if other is not None:
                     here, there = int(self.assignment[task]), int(self.assignment[other])
                     self.put(int(task), there)
                     self.put(other, here)
 
-    def partner(self, task: int) -> int | None:
+    def partner(self, task: int, node_limit: Floats, worker_limit: Floats) -> int | None:
         """The task to change places with: the smallest change that makes the place fit and overloads no other."""
         problem, slot = self.problem, int(self.assignment[task])
         node = int(problem.slot_node[slot])
@@ -147,16 +213,25 @@ class _Relief:
         their_nodes = problem.slot_node[theirs]
         more = self.needs - self.needs[:, task, np.newaxis]  # what comes here less what leaves
         here = (self.workers[:, slot, np.newaxis] + more <= self.worker_full[:, slot, np.newaxis]).all(axis=0)
-        there = (self.workers[:, theirs] - more <= self.worker_full[:, theirs]).all(axis=0)
+        there = (self.workers[:, theirs] - more <= worker_limit[:, theirs]).all(axis=0)
         apart = their_nodes != node
         nodes = (self.nodes[:, node, np.newaxis] + more <= self.node_full[:, node, np.newaxis]).all(axis=0) & (
-            self.nodes[:, their_nodes] - more <= self.node_full[:, their_nodes]).all(axis=0)
+            self.nodes[:, their_nodes] - more <= node_limit[:, their_nodes]).all(axis=0)
         fits = np.flatnonzero(here & there & (theirs != slot) & ~problem.pinned
                               & np.where(apart, nodes, not self.node_overloaded(node)))
         if not len(fits):
             return None
         share = np.abs(more[:, fits]) / np.maximum(self.needs.max(axis=1), 1e-9)[:, np.newaxis]
         return int(fits[np.argmin(share.sum(axis=0))])
+
+    def return_all(self, start: Ints) -> None:
+        """Returns the tasks that need not have left, because others did, to the slots where they started."""
+        for task in np.flatnonzero(self.assignment != start)[::-1].tolist():
+            here, slot = int(self.assignment[task]), int(start[task])
+            if not self.overloaded_at(slot):
+                self.put(task, slot)
+                if self.overloaded_at(slot):
+                    self.put(task, here)
 
     def put(self, task: int, slot: int) -> None:
         old, need, node = self.assignment[task], self.needs[:, task], self.problem.slot_node

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from millrace.schedulers.overload import beyond
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
 
 CPU, TIME, MEMORY = range(3)
+FULL = 1000.0  # weight of what exceeds all that there is, where what exceeds a part of it has 1
 
 
 def task_needs(problem: Problem) -> Floats:
@@ -38,11 +40,13 @@ def with_tolerance(room: Floats, whole: Floats) -> Floats:
     return limit
 
 
-def overload(problem: Problem, assignment: Ints) -> float:
-    """CPU, loop time and memory by which nodes and workers are exceeded, as shares of the largest; 0 if the placement fits."""
+def excess_with_memory(problem: Problem, assignment: Ints, share: float = 1.0) -> float:
+    """The excess of nodes and workers beyond this share and, with a large weight, beyond all that they have, memory included;
+    0 if the placement fits."""
     placed = assignment >= 0
     nodes = problem.slot_node[assignment[placed]]
-    memory = np.bincount(nodes, weights=problem.memory[placed], minlength=problem.nodes)
-    free = np.maximum(problem.node_memory - problem.node_memory_taken, 0.0)
-    over = np.where((memory > 0) & (memory > free + problem.node_memory * (ROUNDING - 1)), memory - free, 0.0)
-    return problem.excess(assignment) + float(over.sum() / max(float(problem.node_memory.max(initial=0.0)), 1e-9))
+    memory = np.bincount(nodes, weights=problem.memory[placed], minlength=problem.nodes).astype(np.float64)
+    free = np.maximum(problem.node_memory - problem.node_memory_taken, 0.0) + problem.node_memory * (ROUNDING - 1)
+    over = beyond(memory[np.newaxis], free[np.newaxis], np.maximum(problem.node_memory.max(initial=0.0, keepdims=True), 1e-9))
+    full = problem.excess(assignment) + float(over.sum())
+    return full if share >= 1 else FULL * full + problem.excess(assignment, share)

@@ -1,0 +1,59 @@
+"""Overload of nodes and workers: the one definition by which schedulers rate placements and by which plans are accepted.
+
+A place is a worker, with a core and a loop, or a node, with its CPU. Its excess is what is used there beyond a share of what it
+has. Two shares count: 1, beyond which nobody can use more, and a threshold below it. A measured load never exceeds 1, since a
+loop or core that is asked for more shows 1, so the threshold tells that a running place is full.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding error
+MARGIN = 0.05  # the threshold is so far above the share that a scheduler fills, or noise would undo its plans
+HIGHEST = 0.97  # threshold of measured loads, at most: a place that is always full shows no more than 1, less its noise
+PER_MOVE = 0.005  # excess that every move must relieve, as a share of a place
+NEGLIGIBLE = 1e-9  # a difference of excess below this is a rounding error
+
+
+def threshold(packing: float) -> float:
+    """The share from which on a place is overloaded, for a scheduler that fills places up to the share `packing`."""
+    return min(packing + MARGIN, 1.0)
+
+
+def beyond(used: Floats, limit: Floats, scale: Floats) -> Floats:
+    """The excess of places: what they use beyond their limit, in units of `scale`, added up over the resources. `used` and
+    `limit` have a row for each resource, and further axes that agree; `scale` has a number for each."""
+    over: Floats = (np.maximum(used - limit, 0.0) / scale.reshape(-1, *[1] * (used.ndim - 1))).sum(axis=0)
+    return over
+
+
+def excess_of_places(used: Floats, has: Floats, share: float, alone: Floats | float = 0.0) -> Floats:
+    """The excess of places beyond this share of what they have, in units of the largest of them. `alone`: what the heaviest
+    task there needs that fits nowhere; no placement relieves a place of that much."""
+    return beyond(used, np.maximum(has * share, alone) * ROUNDING, np.maximum(has.max(axis=1, initial=0.0), 1e-9))
+
+
+def needs_alone(needs: Floats, places: Ints, has: Floats, share: float) -> Floats:
+    """(resources, places): the need of the heaviest task at each place that exceeds this share of the largest place."""
+    alone = np.zeros_like(has)
+    for row, need, most in zip(alone, needs, has.max(axis=1, initial=0.0)):
+        large = np.flatnonzero((places >= 0) & (need > most * share * ROUNDING))
+        np.maximum.at(row, places[large], need[large])
+    return alone
+
+
+def relieves(before: Floats, after: Floats, moves: int) -> bool:
+    """True if moves relieve an overload: the excess of all places falls by enough for the number of moves, and that of none
+    rises."""
+    fallen = float(before.sum() - after.sum())
+    return fallen > NEGLIGIBLE and fallen >= PER_MOVE * moves and not rises(before, after)
+
+
+def rises(before: Floats, after: Floats) -> bool:
+    """True if a place is overloaded that was not, or is so further."""
+    return bool((after > before + NEGLIGIBLE * np.maximum(before, 1.0)).any())
