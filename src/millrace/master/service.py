@@ -56,6 +56,7 @@ from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.checkpoints.trials import StoreTrials
 from millrace.master.ended import EndedTopologies
 from millrace.master.event_log import EventLog
+from millrace.master.failures import Failures
 from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
@@ -95,10 +96,11 @@ class Master:
                                  restart_wait=RESTART_WAIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
         self.ended, self.events = EndedTopologies(), EventLog()
+        self._failures = Failures(self.say)
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self._kill_delays: dict[str, Callable[[Killed], None]] = {}  # by topology
-        self._generation, self._schedules = 0, True
+        self._generation = 0
         self._thread = MasterThread(self._sources, self._hear, self._tick, self._fail)
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
@@ -332,18 +334,9 @@ class Master:
         self.state_queries.tick(now)
         self.checkpointing.tick(now)
         self.trials.tick(now)
-        if not self.superseded and self._schedules:
-            self._tick_scheduling(now)
-
-    def _tick_scheduling(self, now: float) -> None:
-        try:
-            self.scheduling.tick(now)
-            self.capacity.tick(now)
-        except Exception as error:  # topologies run without it
-            self._schedules = False
-            log.exception("scheduling failed")
-            self.say(Say(f"load is no longer measured and nothing is re-planned, because of an unexpected error: "
-                         f"{type(error).__name__}: {error}. The log has its traceback", level="error"))
+        if not self.superseded:  # topologies run without these
+            self._failures.guard("measuring the load", now, lambda: self.scheduling.tick(now))
+            self._failures.guard("adding and removing workers", now, lambda: self.capacity.tick(now))
 
     def _fail(self, error: BaseException) -> None:
         """End all topologies after an error that no other code has handled: decisions from now on cannot be relied on."""

@@ -35,6 +35,7 @@ from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.control.workers import machine_of
 from millrace.elastic.elastic_loop import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
+from millrace.master.failures import Failures
 from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.history_tables import PastWindow
@@ -107,7 +108,7 @@ class SchedulingLoop:
         self._history: History | None = None
         self._first = time.monotonic()  # when the first window began
         self._monitor, self._others, self.links = LoadMonitor(self._first), OtherProcesses(), ClusterLinks(settings)
-        self._estimates = LoadEstimates(port.say)
+        self._estimates, self._failures = LoadEstimates(port.say), Failures(port.say)
         self._named = False  # a scheduler has been chosen
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
@@ -160,13 +161,17 @@ class SchedulingLoop:
         self._port.tell(LoadEstimated(self.load))
         self.sample = predicted = replace(self.elastic.predict(sample, self.load), estimates=self.load)
         self._record(lambda history: history.record_window(predicted))
-        self.elastic.end_window(now, predicted)
         graphs = {name: state.topologies[name].graph for name in plans}
-        for warning in self.hot_groups.observe(graphs, sample.loads, plans):
+        for part, work in (("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
+                           ("looking for hot key groups", lambda: self._warn_of_hot_groups(graphs, sample)),
+                           ("looking for bottlenecks", lambda: self.bottlenecks.add(graphs, sample, state.cluster())),
+                           ("scheduling", lambda: self._schedule(now, sample)),
+                           ("warning of overload", lambda: self._warn_of_overload(sample))):
+            self._failures.guard(part, now, work)
+
+    def _warn_of_hot_groups(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample) -> None:
+        for warning in self.hot_groups.observe(graphs, sample.loads, sample.plans):
             self._port.say(warning)
-        self.bottlenecks.add(graphs, sample, state.cluster())
-        self._schedule(now, sample)
-        self._warn_of_overload(sample)
 
     def _schedule(self, now: float, sample: WindowSample) -> None:
         """Ask the scheduler, if it is time."""
