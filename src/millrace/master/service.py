@@ -462,8 +462,7 @@ class Master:
         self.state.check(event)
 
     def _submit(self, event: Submitted) -> None:
-        if event.checkpoint is not None:
-            self.scheduling.resume(event.graph)
+        self.scheduling.resume(event.graph)
         self.tell(event)
         name = event.graph.name
         self.batching.logs.pop(name, None)

@@ -8,7 +8,7 @@ plan_changes.py applies it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -173,6 +173,13 @@ class ScheduleGenerator:
         for decision in past:
             self.decisions.append(decision)
             self._number = max(self._number, decision.number)
+
+    def recall(self, topology: str, loads: Sequence[Load]) -> None:
+        """Take the loads of a topology's last run, oldest first: what plans gain is told from noise by them, too."""
+        while len(self._windows) < len(loads[-WINDOWS_KEPT:]):
+            self._windows.appendleft({})
+        for back, load in enumerate(reversed(loads[-WINDOWS_KEPT:]), 1):
+            self._windows[-back] = {**self._windows[-back], topology: load}
 
     # -- when to ask ---------------------------------------------------------------------------------------------------
 
