@@ -107,7 +107,7 @@ class Master:
         self.pool = WorkerPool(self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
-                                             self.worker_port, self, self.scheduling.links)
+                                             self.worker_port, self, self.scheduling.links, lambda: self.scheduling.polls)
         self.capacity = CapacityLoop(self.settings, self)
         self.batching = Batching(self.state, self.observed, self.call, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
@@ -334,6 +334,7 @@ class Master:
         self.state_queries.tick(now)
         self.checkpointing.tick(now)
         self.trials.tick(now)
+        self.distribution.tick()
         if not self.superseded:  # topologies run without these
             self._failures.guard("measuring the load", now, lambda: self.scheduling.tick(now))
             self._failures.guard("adding and removing workers", now, lambda: self.capacity.tick(now))

@@ -53,6 +53,10 @@ class Policy:
                                              "scheduler fills.", low=0)
     load_period: float | None = parameter(None, "Seconds of a load window. Unset: load.period.secs. Windows are shorter where "
                                                 "that makes them end with the period.", low=0.1)
+    agent_poll: float | None = parameter(None, "Seconds between an agent's polls for a newer plan (T_S). Unset: "
+                                               "agent.poll.secs.", low=0.01)
+    worker_poll: float | None = parameter(None, "Seconds between a worker's polls of the plan store (T_W). Unset: "
+                                                "worker.poll.secs.", low=0.01)
     time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
     dry_run: bool = parameter(False, "Report decisions without carrying them out.")
     strategy: str = parameter("handover", "Strategy of migration by which plans are carried out, see `millrace rebalance`.",

@@ -20,7 +20,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD, MIGRATION_STABLE, MIGRATION_WATCH
+from millrace.config import (
+    AGENT_POLL,
+    HISTORY,
+    HISTORY_RETENTION,
+    LOAD_PERIOD,
+    MIGRATION_STABLE,
+    MIGRATION_WATCH,
+    WORKER_POLL,
+)
 from millrace.control.events import ClusterMeasured, Event, LoadEstimated, Replanned, Say, SchedulerChosen
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
@@ -105,6 +113,8 @@ class SchedulingLoop:
     def __init__(self, cluster: str, settings: Mapping[str, Any], port: SchedulingPort) -> None:
         self._cluster, self._port = cluster, port
         self._window_seconds: float = LOAD_PERIOD.of(settings)
+        self._agent_poll: float = AGENT_POLL.of(settings)
+        self._worker_poll: float = WORKER_POLL.of(settings)
         self._history_url: str | None = HISTORY.of(settings)
         self._retention: float = HISTORY_RETENTION.of(settings) * 3600
         self._history: History | None = None
@@ -140,6 +150,12 @@ class SchedulingLoop:
         longest = self.generator.policy.load_period or self._window_seconds
         shortest = min(periods, default=longest)
         return shortest / math.ceil(shortest / longest)
+
+    @property
+    def polls(self) -> tuple[float, float]:
+        """Seconds between polls of agents, and of workers."""
+        policy = self.generator.policy
+        return policy.agent_poll or self._agent_poll, policy.worker_poll or self._worker_poll
 
     def tick(self, now: float) -> None:
         self._record_migrations(self.migrations.settle(now))
@@ -425,7 +441,8 @@ class SchedulingLoop:
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
                 "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain,
-                           "cool_down": generator.cool_down, "overload": generator.overload},
+                           "cool_down": generator.cool_down, "overload": generator.overload,
+                           "agent_poll": self.polls[0], "worker_poll": self.polls[1]},
                 "estimator": self._estimates.choice.to_json(),
                 "window_seconds": self.window_seconds, "enacts_next": generator.enacts_next,
                 "last_decision": generator.decisions[-1].to_json() if generator.decisions else None,
