@@ -61,6 +61,8 @@ def test_a_source_is_held_up_by_its_lag_or_if_that_is_not_known_by_waiting_for_c
         return behind(graph(), Load(SECONDS, {SPOUT: measured}))
 
     assert seen(spout(0.8)) == "lines waits for credit 80% of the time"
+    limited = replace(graph(), config={"topology.max.spout.pending": 100})
+    assert behind(limited, Load(SECONDS, {SPOUT: spout(0.8)})) == "lines waits for acks or credit 80% of the time"
     assert seen(spout(0.1)) == ""
     assert seen(spout(0.8, 1000, 1500, lag=500)) == "the lag of lines grows by 50 tuples/s"
     assert seen(spout(0.8, 1000, 1000, lag=0)) == "", "it waits now and then, and does not fall behind"
