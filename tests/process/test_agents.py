@@ -227,15 +227,19 @@ def test_an_agent_that_dies_while_it_writes_a_plan(tmp_path: Path, rig: Callable
 # ---- lost messages ----
 
 
+def only_publish(cluster: ForkedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the master push no plans."""
+
+    def publish(command: Distribute) -> None:
+        parts = {node: wire.encode(part) for node, part in command.parts.items()}
+        cluster.master.distribution.publisher.publish(command.assignment.stamp, parts)
+
+    monkeypatch.setattr(cluster.master.distribution, "distribute", publish)
+
+
 def test_agents_poll_for_plans_that_are_not_pushed(cluster: ForkedCluster, stream: AuditedStream,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    master = cluster.master
-
-    def only_publish(command: Distribute) -> None:
-        parts = {node: wire.encode(part) for node, part in command.parts.items()}
-        master.distribution.publisher.publish(command.assignment.stamp, parts)
-
-    monkeypatch.setattr(master.distribution, "distribute", only_publish)
+    only_publish(cluster, monkeypatch)
     stream.move_on()
     stream.until(lambda: reached(cluster.master))
     victim = agent_of(cluster, 1)
@@ -263,6 +267,24 @@ def test_workers_poll_for_plans_that_are_not_announced(tmp_path: Path) -> None:
         stream.until(lambda: reached(cluster.master))
         stream.advance(300)
         assert_exact(stream.finish())
+
+
+def test_the_periods_of_polls_change_while_topologies_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans reach the workers by polls only; by the settings, these come once an hour."""
+    hourly = {"agent.poll.secs": 3600.0, "worker.poll.secs": 3600.0, "history.url": "none"}
+    with RiggedCluster(2, 1, write_without_announcing, settings=hourly) as cluster:
+        only_publish(cluster, monkeypatch)
+        answer = cluster.master.set_scheduler("off", {}, {"agent_poll": 0.1, "worker_poll": 0.05})
+        assert (answer["policy"]["agent_poll"], answer["policy"]["worker_poll"]) == (0.1, 0.05)
+        stream = AuditedStream(cluster.master, tmp_path, **CONFIG)
+        stream.advance(300)
+        cluster.start(2)
+        stream.until(lambda: 2 in cluster.master.state.workers)
+        for index in range(2):
+            stream.move_on("count", index)
+        stream.until(lambda: reached(cluster.master))
+        stream.advance(300)
+        assert_nothing_lost(stream.finish())
 
 
 def test_a_deleted_announcement_socket_is_recreated(cluster: ForkedCluster, stream: AuditedStream) -> None:

@@ -117,6 +117,8 @@ def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
     assert (answer["parameters"]["high"], answer["parameters"]["low"]) == (0.75, 0.4)
     assert (answer["policy"]["period"], answer["policy"]["dry_run"]) == (0.5, False)
     assert answer["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
+    answer = value(cli("scheduler", "set", "otd", "--agent-poll", "0.5", "--worker-poll", "0.125", "--json"))
+    assert (answer["policy"]["agent_poll"], answer["policy"]["worker_poll"]) == (0.5, 0.125)
     code, out, _ = cli("scheduler", "set", "off")
     assert code == 0 and out.startswith("scheduler: off\n")
 

@@ -65,6 +65,10 @@ def set_scheduler(
         overload: Annotated[float | None, typer.Option(metavar="SHARE", help="Load of a node or worker that counts as overload "
                                                                              "if it lasts, from 0 to 1.")] = None,
         load_period: Annotated[float | None, typer.Option(metavar="S", help="Seconds of a load window.")] = None,
+        agent_poll: Annotated[float | None, typer.Option(metavar="S", help="Seconds between two polls of a node's agent for a "
+                                                                           "newer plan.")] = None,
+        worker_poll: Annotated[float | None, typer.Option(metavar="S", help="Seconds between two polls of a worker for a newer "
+                                                                            "plan on its node.")] = None,
         time_limit: Annotated[float | None, typer.Option(metavar="S", help="Time limit of the scheduler, in seconds.")] = None,
         balance: Annotated[bool | None, typer.Option("--balance/--no-balance", help="Also give key groups to other tasks by "
                                                      "their load, where the scheduler changes nothing.")] = None,
@@ -87,8 +91,9 @@ def set_scheduler(
     from millrace.master.requests.client import ask
 
     policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "payback": payback, "overload": overload,
-              "load_period": load_period, "time_limit": time_limit, "balance": balance, "dry_run": dry_run,
-              "strategy": strategy, "strategy_parameters": pairs("--strategy-set", strategy_set) or None}
+              "load_period": load_period, "agent_poll": agent_poll, "worker_poll": worker_poll,
+              "time_limit": time_limit, "balance": balance, "dry_run": dry_run, "strategy": strategy,
+              "strategy_parameters": pairs("--strategy-set", strategy_set) or None}
     answer = ask(cluster, "scheduler set", seconds=SET_SECONDS, name=name, parameters=pairs("parameter", parameters),
                  policy={key: value for key, value in policy.items() if value is not None},
                  estimator=estimator, estimator_parameters=pairs("--estimator-set", estimator_set), enact=enact)

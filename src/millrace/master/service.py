@@ -56,6 +56,7 @@ from millrace.master.checkpoints.state_queries import StateQueries
 from millrace.master.checkpoints.trials import StoreTrials
 from millrace.master.ended import EndedTopologies
 from millrace.master.event_log import EventLog
+from millrace.master.failures import Failures
 from millrace.master.feeding import FedTopology
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.plans.distribution import PlanDistribution
@@ -95,17 +96,18 @@ class Master:
                                  restart_wait=RESTART_WAIT.of(self.settings))
         self.observed: dict[str, TopologyObserved] = {}
         self.ended, self.events = EndedTopologies(), EventLog()
+        self._failures = Failures(self.say)
         self.keys = Keys.make()
         self.cluster = uuid.uuid4().hex[:12]
         self._kill_delays: dict[str, Callable[[Killed], None]] = {}  # by topology
-        self._generation, self._schedules = 0, True
+        self._generation = 0
         self._thread = MasterThread(self._sources, self._hear, self._tick, self._fail)
         self.worker_port = WorkerPort(self.settings, self.keys)
         self.connections = self.worker_port.connections
         self.pool = WorkerPool(self)
         self.scheduling = SchedulingLoop(name, self.settings, self)
         self.distribution = PlanDistribution(COORDINATION.of(self.settings), name, self.keys.secret, self.state,
-                                             self.worker_port, self, self.scheduling.links)
+                                             self.worker_port, self, self.scheduling.links, lambda: self.scheduling.polls)
         self.capacity = CapacityLoop(self.settings, self)
         self.batching = Batching(self.state, self.observed, self.call, self.tell, self.take, self.new_generation)
         self.checkpointing = Checkpointing(str(CHECKPOINTS.of(self.settings)), self.state.topologies, self,
@@ -332,18 +334,10 @@ class Master:
         self.state_queries.tick(now)
         self.checkpointing.tick(now)
         self.trials.tick(now)
-        if not self.superseded and self._schedules:
-            self._tick_scheduling(now)
-
-    def _tick_scheduling(self, now: float) -> None:
-        try:
-            self.scheduling.tick(now)
-            self.capacity.tick(now)
-        except Exception as error:  # topologies run without it
-            self._schedules = False
-            log.exception("scheduling failed")
-            self.say(Say(f"load is no longer measured and nothing is re-planned, because of an unexpected error: "
-                         f"{type(error).__name__}: {error}. The log has its traceback", level="error"))
+        self.distribution.tick()
+        if not self.superseded:  # topologies run without these
+            self._failures.guard("measuring the load", now, lambda: self.scheduling.tick(now))
+            self._failures.guard("adding and removing workers", now, lambda: self.capacity.tick(now))
 
     def _fail(self, error: BaseException) -> None:
         """End all topologies after an error that no other code has handled: decisions from now on cannot be relied on."""
@@ -469,8 +463,7 @@ class Master:
         self.state.check(event)
 
     def _submit(self, event: Submitted) -> None:
-        if event.checkpoint is not None:
-            self.scheduling.resume(event.graph)
+        self.scheduling.resume(event.graph)
         self.tell(event)
         name = event.graph.name
         self.batching.logs.pop(name, None)

@@ -45,7 +45,7 @@ class Metric(StrEnum):
     OFFERED = "offered", "tuples", "Tuples that a spout's source had for it in the window: emitted, and growth of its lag."
     LAG = "lag", "tuples", "Tuples that a spout's source had at the end of the window and the spout had not emitted."
     BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
-    BLOCKED_SECONDS = "blocked_seconds", "s", "Time in the window in which the task had work but no credit of a receiver."
+    BLOCKED_SECONDS = "blocked_seconds", "s", "Time in which the task had work and waited for credit, or for acks at its limit."
     CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
     TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "Rate of a task that never has to wait."
     TARGET_RATE = "target_rate", "tuples/s", "Rate at which a component keeps up with its sources."

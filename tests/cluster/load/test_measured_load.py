@@ -76,6 +76,23 @@ def test_senders_of_a_slow_task_wait_for_credit_and_it_does_not(cluster: Measure
     assert load.tasks[SINK].blocked_seconds == 0.0
 
 
+def test_a_spout_with_as_many_tuples_in_flight_as_it_may_have_waits_for_the_slow_task(cluster: MeasuredCluster) -> None:
+    """No channel is full: only the limit of the spout holds it up."""
+    cluster.slow[SINK] = 10
+    cluster.submit(line(Numbers, SinkBlocking), config={**SMALL, "topology.max.spout.pending": 20,
+                                                      "topology.channel.window": 100})
+    cluster.run(0.5)
+    load = cluster.window("line", 1.0)
+    assert 0.7 < load.tasks[SPOUT].blocked_seconds <= load.window_seconds
+    assert load.tasks[THROUGH].blocked_seconds == load.tasks[SINK].blocked_seconds == 0.0
+    assert load.tasks[SPOUT].emitted > 0
+    cluster.slow.clear()
+    cluster.hanging.clear()
+    cluster.tell(Paused("line"))
+    cluster.run(0.1)
+    assert cluster.window("line", 1.0).tasks[SPOUT].blocked_seconds == 0.0
+
+
 def test_who_has_nothing_to_do_does_not_wait_for_credit(cluster: MeasuredCluster) -> None:
     """The sink hangs. The spout has sent everything that it has, and the bolt before the sink has no more input."""
     cluster.submit(line(Numbers, SinkBlocking), config={**SMALL, "limit": 4, "topology.channel.window": 1,

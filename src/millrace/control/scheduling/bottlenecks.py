@@ -1,8 +1,8 @@
 """Bottlenecks: components that hold up their topology, found from the time of its tasks.
 
 Inboxes are bounded, so a component that cannot keep up slows its senders down, up to the sources: their lag grows, or they wait
-for credit. The bottleneck is where that ends: a component whose tasks, or workers, are busy nearly all the time and that does
-not wait for others.
+for credit, or for acks if the tuples in flight are limited. The bottleneck is where that ends: a component whose tasks, or
+workers, are busy nearly all the time and that does not wait for others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from millrace.config import MAX_SPOUT_PENDING
 from millrace.control.scheduling.hot_groups import pressure
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
@@ -20,7 +21,7 @@ LASTING = 3  # windows for which a component holds its topology up before that c
 OVER = 2  # windows without it after which it counts no more
 SATURATED = 0.8  # of a task's time in user code, or of a core: the rest goes to routing, encoding and sending
 FULL = 0.9  # of a worker's time or core
-WAITING = 0.2  # share of the time without credit from which on a component waits for others
+WAITING = 0.2  # share of the time without credit, or acks, from which on a component waits for others
 HELD_UP = 0.5  # the same for a source whose lag is not known
 BEHIND = 0.02  # growth of a source's lag, as a share of what it emits
 
@@ -49,7 +50,8 @@ def behind(graph: TopologyGraph, load: Load) -> str:
             if growth > BEHIND * max(emitted, 1) and any(seen.lag for seen in tasks.values()):
                 return f"the lag of {spout.name} grows by {growth / load.window_seconds:,.0f} tuples/s"
         elif tasks and (held := _mean(_share(load, seen.blocked_seconds) for seen in tasks.values())) >= HELD_UP:
-            return f"{spout.name} waits for credit {held:.0%} of the time"
+            awaited = "acks or credit" if MAX_SPOUT_PENDING.of(graph.config) else "credit"
+            return f"{spout.name} waits for {awaited} {held:.0%} of the time"
     return ""
 
 

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from millrace.config import ACKERS
 from millrace.control.events import Say
 from millrace.control.scheduling.bottlenecks import SATURATED, Bottleneck
 from millrace.control.scheduling.overload import PlaceLoad, place_loads
 from millrace.errors import MillraceError
 from millrace.model.cluster import Cluster
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ACKER, ComponentDef, TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.model.rescaling import check_tasks
 from millrace.model.sample import WindowSample
@@ -45,15 +46,9 @@ class Relief:
             return (f"{text}, while the others have time. Their keys have more tuples than those of others: even the key "
                     "groups out with `millrace scheduler set balance`, or with `--balance` beside another scheduler, or make "
                     "the bolt faster")
-        tasks = max(component.par + 1, math.ceil(bottleneck.needed))
-        if refused := self._refusal(graph, component.name, tasks):
-            tasks = next((fewer for fewer in range(tasks - 1, component.par, -1)
-                          if not self._refusal(graph, component.name, fewer)), 0)
-            if not tasks:
-                return f"{text}. No other placement helps, and it cannot have more tasks: {refused}. Or make it faster"
-        more = self._workers((tasks - component.par) * SATURATED)
-        return (f"{text}. No other placement helps: add tasks with `millrace scale {component.name}={tasks}`"
-                + (f". {more}" if more.startswith("Add") else ""))
+        advice, added = self._more_tasks(graph, component, math.ceil(bottleneck.needed))
+        more = self._workers(added * SATURATED) if added else ""
+        return f"{text}. No other placement helps{advice}" + (f". {more}" if more.startswith("Add") else "")
 
     def of_place(self, place: PlaceLoad) -> str:
         tasks = self._tasks_at(place.where)
@@ -61,12 +56,30 @@ class Relief:
         here = f", with {len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}" if tasks else ""
         if heaviest is not None and place.where.startswith("worker") and heaviest[2] >= SATURATED:
             name, task, share = heaviest
-            return (f"{place.text}{here}. {task} of {name} alone needs {share:.0%}, so no other placement helps: add tasks "
-                    f"with `millrace scale {task.component}={self.graphs[name].component(task.component).par + 1}`")
+            return (f"{place.text}{here}. {task} of {name} alone needs {share:.0%}, so no other placement helps"
+                    f"{self._more_like(self.graphs[name], task)}")
         return f"{place.text}{here}. {self._tried()}{self._workers(0.0)}"
 
     def _tried(self) -> str:
         return f"{self.tried}. " if self.tried else "No scheduler is in use that could move tasks: `millrace scheduler set`. "
+
+    def _more_like(self, graph: TopologyGraph, task: TaskId) -> str:
+        """What to do about a task that needs a worker for itself."""
+        if task.component == ACKER:
+            return (f": start the topology with more than {graph.ackers} {'acker' if graph.ackers == 1 else 'ackers'} "
+                    f"({ACKERS.key}), which share its tuples")
+        return self._more_tasks(graph, graph.component(task.component))[0]
+
+    def _more_tasks(self, graph: TopologyGraph, component: ComponentDef, wanted: int = 0) -> tuple[str, int]:
+        """The advice to add tasks until there are as many as wanted, one at least and no more than it can have; and how many
+        that adds."""
+        tasks = max(component.par + 1, wanted)
+        refused = self._refusal(graph, component.name, tasks)
+        possible = next((fewer for fewer in range(tasks, component.par, -1)
+                         if not self._refusal(graph, component.name, fewer)), 0)
+        if not possible:
+            return f", and it cannot have more tasks: {refused}. Or make it faster", 0
+        return f": add tasks with `millrace scale {component.name}={possible}`", possible - component.par
 
     def _refusal(self, graph: TopologyGraph, name: str, tasks: int) -> str:
         try:

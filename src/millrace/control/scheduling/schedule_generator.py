@@ -8,7 +8,7 @@ plan_changes.py applies it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,10 @@ class Policy:
                                              "scheduler fills.", low=0)
     load_period: float | None = parameter(None, "Seconds of a load window. Unset: load.period.secs. Windows are shorter where "
                                                 "that makes them end with the period.", low=0.1)
+    agent_poll: float | None = parameter(None, "Seconds between an agent's polls for a newer plan (T_S). Unset: "
+                                               "agent.poll.secs.", low=0.01)
+    worker_poll: float | None = parameter(None, "Seconds between a worker's polls of the plan store (T_W). Unset: "
+                                                "worker.poll.secs.", low=0.01)
     time_limit: float = parameter(30.0, "Time limit of a scheduler, in seconds.", low=0.01)
     balance: bool = parameter(False, "Where the scheduler in use leaves everything as it is, give key groups to other tasks by "
                                      "their load, as scheduler `balance` does.")
@@ -190,6 +194,13 @@ class ScheduleGenerator:
         for decision in past:
             self.decisions.append(decision)
             self._number = max(self._number, decision.number)
+
+    def recall(self, topology: str, loads: Sequence[Load]) -> None:
+        """Take the loads of a topology's last run, oldest first: what plans gain is told from noise by them, too."""
+        while len(self._windows) < len(loads[-WINDOWS_KEPT:]):
+            self._windows.appendleft({})
+        for back, load in enumerate(reversed(loads[-WINDOWS_KEPT:]), 1):
+            self._windows[-back] = {**self._windows[-back], topology: load}
 
     # -- when to ask ---------------------------------------------------------------------------------------------------
 

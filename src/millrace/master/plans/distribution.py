@@ -34,12 +34,16 @@ class Agents(Protocol):
         """Send to the agent in this slot, if it has asked before."""
 
 
+Polls = tuple[float, float]  # seconds between an agent's polls of the master, and a worker's of the plan store
+
+
 class PlanDistribution:
-    """Called on the master's thread, except for the publisher's callback."""
+    """Called on the master's thread, except for the publisher's callback. `polls`: how often agents and workers poll now."""
 
     def __init__(self, coordination: str, cluster: str, secret: bytes, state: MasterView, agents: Agents,
-                 port: DistributionPort, links: ClusterLinks) -> None:
-        self._state, self._agents, self._port, self._links = state, agents, port, links
+                 port: DistributionPort, links: ClusterLinks, polls: Callable[[], Polls]) -> None:
+        self._state, self._agents, self._port, self._links, self._polls = state, agents, port, links, polls
+        self._told = polls()  # as the workers know them, or learn when they ask first
         self.publisher = PlanPublisher(coordination, cluster, secret, self._failed)
 
     def distribute(self, command: Distribute) -> None:
@@ -48,6 +52,14 @@ class PlanDistribution:
         self.publisher.publish(stamp, parts)
         for node, slot in self._state.agents.items():
             self._agents.send_to_agent(slot, self._agency(node, slot, stamp, parts.get(node, b"")))
+
+    def tick(self) -> None:
+        """Tell all workers how often to poll if that has changed. Whoever misses it learns of it when it asks next."""
+        polls = self._polls()
+        if polls != self._told:
+            self._told = polls
+            for slot, worker in self._state.workers.items():
+                self._agents.send_to_agent(slot, self._agency(worker.node.name, slot, Stamp(0, 0), b""))
 
     def answer(self, node: str, fetch: wire.Fetch) -> wire.Agency:
         """Tell a worker whether it is its node's agent and, if so, send it a plan newer than the one it has, and the node to
@@ -66,7 +78,8 @@ class PlanDistribution:
         return self._agency(node, fetch.slot, Stamp(0, 0), b"")
 
     def _agency(self, node: str, slot: int, stamp: Stamp, part: bytes) -> wire.Agency:
-        return wire.Agency(self._state.agents.get(node) == slot, *stamp, part if self.publisher.embedded else b"")
+        return wire.Agency(self._state.agents.get(node) == slot, *stamp, part if self.publisher.embedded else b"",
+                           agent_poll=self._told[0], worker_poll=self._told[1])
 
     def _failed(self, error: Exception | None) -> None:
         """Called on the publisher's thread."""

@@ -201,7 +201,7 @@ def _offered(tasks: Sequence[TaskLoad], seconds: float, spout: bool) -> dict[str
 
 
 def _shares(tasks: Sequence[TaskLoad], seconds: float) -> dict[str, float]:
-    """Shares of the tasks' time: in user code, with work but no credit of a receiver, and the rest."""
+    """Shares of the tasks' time: in user code, with work but held up by others, and the rest."""
     available = max(len(tasks) * seconds, 1e-9)
     busy, blocked = (sum(getattr(measured, name) for measured in tasks) / available
                      for name in ("busy_seconds", "blocked_seconds"))

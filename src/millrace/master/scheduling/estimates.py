@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millrace.control.events import Say
 from millrace.control.scheduling.load_smoothing import Estimator, EstimatorParameters, make_estimator
+from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
+from millrace.model.graph import ACKER, TopologyGraph
 from millrace.model.load import Load
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.registry import ESTIMATOR
@@ -40,40 +43,74 @@ class EstimatorChoice:
 
 
 class LoadEstimates:
-    """An estimator for each topology, all of one kind."""
+    """An estimator for each topology, all of one kind. The last windows are kept for the next estimator."""
 
     def __init__(self, say: Callable[[Say], None]) -> None:
         self._say = say
         self._estimators: dict[str, Estimator] = {}
+        self._past: dict[str, deque[Load]] = {}
         self.choice = EstimatorChoice()
 
     def use(self, choice: EstimatorChoice) -> None:
-        """Use this estimator from now on. Another one begins without a past."""
+        """Use this estimator from now on. Another one begins with the last windows."""
         if choice.to_json() != self.choice.to_json():
             self._estimators = {}
         self.choice = choice
 
     def add(self, loads: Mapping[str, Load]) -> dict[str, Load]:
-        """The estimates after one more window. An estimator that fails is not used any longer."""
+        """The estimates after one more window. Topologies without a load in it are forgotten."""
+        estimates = self._add(loads)
+        for name in self._past.keys() - loads.keys():
+            self.forget(name)
+        return estimates
+
+    def recall(self, topology: str, past: Sequence[Load]) -> Load | None:
+        """Take the windows of an earlier run, oldest first; the estimate after them, None if there are none."""
+        self.forget(topology)
+        if not past:
+            return None
+        self._past[topology] = deque(past[:-1], WINDOWS_KEPT)
+        return self._add({topology: past[-1]})[topology]
+
+    def forget(self, topology: str) -> None:
+        self._estimators.pop(topology, None)
+        self._past.pop(topology, None)
+
+    def _add(self, loads: Mapping[str, Load]) -> dict[str, Load]:
+        """An estimator that fails is not used any longer."""
         try:
-            self._estimators = {name: self._estimators.get(name) or self.choice.parameters.fresh() for name in loads}
-            estimates = {name: self._estimators[name].add(load) for name, load in loads.items()}
+            estimates = {name: self._estimator(name).add(load) for name, load in loads.items()}
             if not all(isinstance(load, Load) for load in estimates.values()):
                 raise TypeError("it must return a Load")
-            return estimates
         except Exception as error:  # a user's own estimator may raise anything
             self._say(Say(f"estimator {self.choice.name} failed ({type(error).__name__}: {error}): loads are used unsmoothed "
                           "from now on", level="warning"))
             self.use(EstimatorChoice(UNSMOOTHED, make_estimator(UNSMOOTHED), True))
-            return dict(loads)
+            estimates = dict(loads)
+        for name, load in loads.items():
+            self._past.setdefault(name, deque(maxlen=WINDOWS_KEPT)).append(load)
+        return estimates
 
-    def recall(self, topology: str, past: Iterable[Load]) -> Load | None:
-        """Take the windows of an earlier run, oldest first; the estimate after them, None if there are none."""
-        estimate: Load | None = None
-        self._estimators[topology] = estimator = self.choice.parameters.fresh()
-        for load in past:
-            estimate = estimator.add(load)
-        return estimate
+    def _estimator(self, topology: str) -> Estimator:
+        if topology not in self._estimators:
+            estimator = self.choice.parameters.fresh()
+            for load in self._past.get(topology, ()):
+                estimator.add(load)
+            self._estimators[topology] = estimator
+        return self._estimators[topology]
 
-    def forget(self, topology: str) -> None:
-        self._estimators.pop(topology, None)
+
+def load_of_run(load: Load, graph: TopologyGraph) -> Load | None:
+    """The load of an earlier run as one of this topology; None if it had other tasks. The number of ackers depends on that of
+    the workers: if there were more or fewer, their load and traffic is not known."""
+    tasks = Counter(task.component for task in load.tasks)
+    ackers = tasks.pop(ACKER, 0)
+    if any(graph.parallelism.get(component) != count for component, count in tasks.items()):
+        return None
+    if ackers == graph.ackers:
+        return load
+    kept = {task: measured for task, measured in load.tasks.items() if task.component != ACKER}
+    traffic, sizes = ({pair: sent for pair, sent in pairs.items() if pair[0] in kept and pair[1] in kept}
+                      for pairs in (load.traffic, load.traffic_bytes))
+    return replace(load, tasks=kept, traffic=traffic, traffic_bytes=sizes,
+                   settling=tuple(task for task in load.settling if task in kept))

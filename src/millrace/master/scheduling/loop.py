@@ -17,9 +17,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
-from millrace.config import HISTORY, HISTORY_RETENTION, LOAD_PERIOD, MIGRATION_STABLE, MIGRATION_WATCH
+from millrace.config import (
+    AGENT_POLL,
+    HISTORY,
+    HISTORY_RETENTION,
+    LOAD_PERIOD,
+    MIGRATION_STABLE,
+    MIGRATION_WATCH,
+    WORKER_POLL,
+)
 from millrace.control.events import ClusterMeasured, Event, LoadEstimated, Replanned, Say, SchedulerChosen
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
@@ -31,11 +40,13 @@ from millrace.control.scheduling.scaled_topologies import ScaledTopologies
 from millrace.control.scheduling.schedule_generator import BALANCE, ENACTED, Choice, Decision, Policy, ScheduleGenerator
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
+from millrace.control.submission import ackers_for
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.control.workers import machine_of
 from millrace.elastic.elastic_decision import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
+from millrace.master.failures import Failures
 from millrace.master.load.cluster_links import NO_COSTS, ClusterLinks
 from millrace.master.load.history import History, default_history_url
 from millrace.master.load.history_tables import PastWindow
@@ -44,7 +55,7 @@ from millrace.master.load.monitor import LoadMonitor, WorkerMeters
 from millrace.master.load.observed import TopologyObserved
 from millrace.master.load.other_processes import OtherProcesses
 from millrace.master.scheduling.elastic import Elasticity
-from millrace.master.scheduling.estimates import LoadEstimates
+from millrace.master.scheduling.estimates import LoadEstimates, load_of_run
 from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
 from millrace.master.state_view import MasterView
 from millrace.model.graph import TopologyGraph
@@ -104,13 +115,15 @@ class SchedulingLoop:
     def __init__(self, cluster: str, settings: Mapping[str, Any], port: SchedulingPort) -> None:
         self._cluster, self._port = cluster, port
         self._window_seconds: float = LOAD_PERIOD.of(settings)
+        self._agent_poll: float = AGENT_POLL.of(settings)
+        self._worker_poll: float = WORKER_POLL.of(settings)
         self._history_url: str | None = HISTORY.of(settings)
         self._retention: float = HISTORY_RETENTION.of(settings) * 3600
         self._history: History | None = None
         self._first = time.monotonic()  # when the first window began
         self._monitor, self._others, self.links = LoadMonitor(self._first), OtherProcesses(), ClusterLinks(settings)
-        self._estimates = LoadEstimates(port.say)
-        self._named = False  # a scheduler has been chosen
+        self._estimates, self._failures = LoadEstimates(port.say), Failures(port.say)
+        self._named = False  # a scheduler has been chosen, by a user or as the last master's
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
         self.asking = False  # the scheduler has not answered yet
@@ -141,6 +154,12 @@ class SchedulingLoop:
         shortest = min(periods, default=longest)
         return shortest / math.ceil(shortest / longest)
 
+    @property
+    def polls(self) -> tuple[float, float]:
+        """Seconds between polls of agents, and of workers."""
+        policy = self.generator.policy
+        return policy.agent_poll or self._agent_poll, policy.worker_poll or self._worker_poll
+
     def tick(self, now: float) -> None:
         self._record_migrations(self.migrations.settle(now))
         if now >= self._window_end():
@@ -165,13 +184,17 @@ class SchedulingLoop:
         self._port.tell(LoadEstimated(self.load))
         self.sample = predicted = replace(self.elastic.predict(sample), estimates=self.load)
         self._record(lambda history: history.record_window(predicted))
-        self.elastic.end_window(now, predicted)
         graphs = {name: state.topologies[name].graph for name in plans}
-        for warning in self.hot_groups.observe(graphs, sample.loads, plans):
+        for part, work in (("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
+                           ("looking for hot key groups", lambda: self._warn_of_hot_groups(graphs, sample)),
+                           ("looking for bottlenecks", lambda: self.bottlenecks.add(graphs, sample, state.cluster())),
+                           ("scheduling", lambda: self._schedule(now, sample)),
+                           ("warning of overload", lambda: self._warn_of_overload(sample))):
+            self._failures.guard(part, now, work)
+
+    def _warn_of_hot_groups(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample) -> None:
+        for warning in self.hot_groups.observe(graphs, sample.loads, sample.plans):
             self._port.say(warning)
-        self.bottlenecks.add(graphs, sample, state.cluster())
-        self._schedule(now, sample)
-        self._warn_of_overload(sample)
 
     def _schedule(self, now: float, sample: WindowSample) -> None:
         """Ask the scheduler, if it is time."""
@@ -369,36 +392,52 @@ class SchedulingLoop:
                 "policy": parameters_of(generator.policy), "estimator": estimator.to_json() if estimator.by_user else None}
 
     def resume(self, graph: TopologyGraph) -> None:
-        """Called when a topology is about to be resumed: continue with the scheduler and the estimates of the last master of
-        this cluster, unless a user has named a scheduler."""
+        """Called when a topology is about to start: continue with the scheduler of the last master of this cluster, unless a
+        user has named one, and with the load of the topology's last run."""
         self._open_if_wanted()
         if self._history is None:
             return
-        with suppress(MillraceError):  # the database does not answer: it starts without them
-            self._recall(graph, self._history.newest_windows(graph.name, WINDOWS_KEPT))
+        try:
             last = self._history.choice() if not self._named else None
-            if last is not None and last["scheduler"] != OFF:
-                self._take_over(last)
+            past = self._history.newest_windows(graph.name, WINDOWS_KEPT)
+        except MillraceError as error:
+            log.warning("what the last master knew cannot be read: %s", error)
+            return
+        self._named = True
+        if last is not None and last["scheduler"] != OFF:
+            self._take_over(last)
+        self._recall(replace(graph, ackers=ackers_for(graph, max(1, len(self._port.state.workers)))), past)
 
     def _recall(self, graph: TopologyGraph, past: Sequence[PastWindow]) -> None:
-        loads = [window.loads[graph.name] for window in past if set(window.loads[graph.name].tasks) <= set(graph.tasks())]
-        load = self._estimates.recall(graph.name, loads)
-        if load is not None:
-            self.load[graph.name] = load
+        loads = [load for window in past if (load := load_of_run(window.loads[graph.name], graph)) is not None]
+        estimate = self._estimates.recall(graph.name, loads)
+        if estimate is not None:
+            self.generator.recall(graph.name, loads)
+            self.load[graph.name] = estimate
             self._port.tell(LoadEstimated(dict(self.load)))
             self._port.say(Say(f"its load is known from the last {len(loads)} windows of the run before", graph.name))
 
     def _take_over(self, last: Mapping[str, Any]) -> None:
-        estimator = last.get("estimator") or {}
-        self._port.say(Say(f"scheduler {last['scheduler']} was in use when this cluster last ran, and is again; "
-                           "`--scheduler` or `millrace scheduler set` names another"))
-        answer = self.choose(last["scheduler"], last["parameters"], last["policy"], estimator.get("name"),
-                             estimator.get("parameters"))
-        answer.add_done_callback(self._taken_over)
+        """Choose the scheduler of the last master. A user's own is tried out first, and in use some time later."""
+        name, estimator = last["scheduler"], last.get("estimator") or {}
+        try:
+            self.choose(name, last["parameters"], last["policy"], estimator.get("name"),
+                        estimator.get("parameters")).add_done_callback(partial(self._tried_again, name))
+        except MillraceError as error:
+            self._report_lost(name, error)
 
-    def _taken_over(self, answer: Future[dict[str, Any]]) -> None:
-        if (error := answer.exception()) is not None:
-            self._port.say(Say(f"the scheduler of the run before cannot be used: {error}", level="warning"))
+    def _tried_again(self, name: str, answer: Future[dict[str, Any]]) -> None:  # perhaps on another thread
+        error = answer.exception()
+        with suppress(MillraceError):  # the master is ending
+            self._port.call(lambda: self._report_taken_over(name) if error is None else self._report_lost(name, error))
+
+    def _report_taken_over(self, name: str) -> None:
+        self._port.say(Say(f"scheduler {name} was in use when this cluster last ran, and is again; `--scheduler` or `millrace "
+                           "scheduler set` names another"))
+
+    def _report_lost(self, name: str, error: BaseException) -> None:
+        self._port.say(Say(f"scheduler {name} was in use when this cluster last ran, and is not now: {error}. Choose one with "
+                           "`millrace scheduler set`", level="warning"))
 
     def _try_out(self, name: str, parameters: dict[str, Any], choose: Callable[[Choice, str], None],
                  future: Future[dict[str, Any]]) -> None:
@@ -418,7 +457,8 @@ class SchedulingLoop:
         generator = self.generator
         return {"scheduler": generator.choice.name, "parameters": dict(generator.choice.parameters),
                 "policy": {**parameters_of(generator.policy), "period": generator.period, "min_gain": generator.min_gain,
-                           "cool_down": generator.cool_down, "overload": generator.overload},
+                           "cool_down": generator.cool_down, "overload": generator.overload,
+                           "agent_poll": self.polls[0], "worker_poll": self.polls[1]},
                 "estimator": self._estimates.choice.to_json(),
                 "window_seconds": self.window_seconds, "enacts_next": generator.enacts_next,
                 "last_decision": generator.decisions[-1].to_json() if generator.decisions else None,

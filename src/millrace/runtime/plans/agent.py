@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED
+from millrace.config import AGENT_POLL, COORDINATION, EMBEDDED, WORKER_POLL
 from millrace.control.assignment import Assignment, Stamp
 from millrace.errors import ForeignPlan, MillraceError
 from millrace.runtime.plans.coordination import CoordinationStore, open_coordination
@@ -46,7 +46,8 @@ def news_endpoint(directory: Path) -> str:
 
 
 class Agent(threading.Thread):
-    """Runs in every worker; acts only while the worker is the agent. `errors` counts failures, which the next poll retries."""
+    """Runs in every worker; acts only while the worker is the agent. `errors` counts failures, which the next poll retries.
+    `worker_poll`: seconds between the worker's polls of the plan store, which the master may change."""
 
     def __init__(self, context: zmq.Context[Any], master: str, keys: Keys, cluster: str, settings: dict[str, Any],
                  slot: int, generation: int, node: str, directory: Path, died: Callable[[BaseException], None],
@@ -56,6 +57,7 @@ class Agent(threading.Thread):
         self._slot, self._generation, self._node, self._directory, self._died = slot, generation, node, directory, died
         self._author = author  # the master's number
         self._poll_seconds: float = AGENT_POLL.of(settings)
+        self.worker_poll: float = WORKER_POLL.of(settings)
         self._url: str = COORDINATION.of(settings)
         self._store: PlanStore | None = None
         self._plans: CoordinationStore | None = None
@@ -89,8 +91,8 @@ class Agent(threading.Thread):
         try:
             while not self._ended.is_set():
                 self._guarded(lambda: self._ask(control))
-                deadline = time.monotonic() + self._poll_seconds
-                while not self._ended.is_set() and (left := deadline - time.monotonic()) > 0:
+                asked = time.monotonic()
+                while not self._ended.is_set() and (left := asked + self._poll_seconds - time.monotonic()) > 0:
                     ready = dict(poller.poll(int(min(left, LOOK_SECONDS) * 1000) + 1))
                     if control in ready:
                         self._guarded(lambda: self._answer(control.recv()))
@@ -129,6 +131,8 @@ class Agent(threading.Thread):
         message = wire.decode_control(frame)
         if not isinstance(message, wire.Agency):
             return
+        self._poll_seconds = message.agent_poll or self._poll_seconds
+        self.worker_poll = message.worker_poll or self.worker_poll
         if not message.agent:
             self._resign()
             return

@@ -78,12 +78,15 @@ class SpoutTask(Task):
                 self.notices.add_activity(active)
             self.worker.ready(self)
 
+    @property
+    def waits(self) -> bool:
+        """It also waits if it has as many tuples in flight as it may."""
+        return super().waits or bool(self.max_pending and self.tracking.flight.tuples >= self.max_pending)
+
     def may_emit(self) -> bool:
-        flight = self.tracking.flight
-        return (self.started and self.active and not self.blocked and not self.notices.failures
+        return (self.started and self.active and not self.waits and not self.notices.failures
                 and self.name not in self.topology.apart  # it is not known to all workers yet, or it retires
-                and not (self.max_pending and flight.tuples >= self.max_pending)
-                and not flight.lagging(self.worker.clock.now()))
+                and not self.tracking.flight.lagging(self.worker.clock.now()))
 
     def step(self, now: float) -> None:
         if self.departure is not None:
@@ -93,13 +96,15 @@ class SpoutTask(Task):
             return
         notices = self.notices.take(room=not self.blocked)
         emit = self.may_emit() and now >= self.wake_at
-        if self.blocked:
-            self._wait_for_credit(now)
+        if self.waits:
+            self._wait_for_others(now)
+        else:
+            self.count_blocked(now)
         if notices or emit:
             self.on_own_thread(partial(self._execute, notices, emit, now), partial(self._executed, emit))
 
-    def _wait_for_credit(self, now: float) -> None:
-        if self.active and now >= self.wake_at:  # a source that has nothing now does not wait for credits
+    def _wait_for_others(self, now: float) -> None:
+        if self.active and now >= self.wake_at:  # a source that has nothing now does not wait for them
             self.held_up(now)
 
     def _execute(self, notices: list[Notice], emit: bool, now: float) -> None:
@@ -145,8 +150,8 @@ class SpoutTask(Task):
             return
         now = self.worker.clock.now()
         sent = self._send_groups(now)
-        if sent and self.blocked:
-            self._wait_for_credit(now)
+        if sent and self.waits:
+            self._wait_for_others(now)
         if self._raised or (emitted and not sent):
             self._raised = False
             self.wake_at = max(self.wake_at, now + self.wait)

@@ -213,16 +213,21 @@ class Task:
             self.count_blocked(self.worker.clock.now())
             self.worker.ready(self)
 
+    @property
+    def waits(self) -> bool:
+        """It waits for a credit of another task."""
+        return self.blocked > 0
+
     def held_up(self, now: float) -> None:
-        """It has work and must wait for a credit: measure until it gets one."""
+        """It has work and must wait for others: measure until it may go on."""
         if self._held_since is None:
             self._held_since = now
 
     def count_blocked(self, now: float, idle: bool = False) -> None:
-        """Count the time since it was held up. It waits on while a channel is full, unless it has nothing to do any more."""
+        """Count the time since it was held up, which may go on, unless it has nothing to do any more."""
         if self._held_since is not None:
             self.meters.blocked_seconds += now - self._held_since
-            self._held_since = now if self.blocked and not idle else None
+            self._held_since = now if self.waits and not idle else None
 
     def rewire(self, channels: dict[int, Channel]) -> None:
         """Use the channels of a new plan."""

@@ -177,7 +177,8 @@ class Fetch(msgspec.Struct, array_like=True, tag=12, tag_field="type"):
 
 class Agency(msgspec.Struct, array_like=True, tag=19, tag_field="type"):
     """Answers `Fetch`. `part`: the node's part of a newer plan, unless the plans are in an external store. `target`: the node
-    to which the link is to be measured now, if any, with the `endpoints` of its workers."""
+    to which the link is to be measured now, if any, with the `endpoints` of its workers. `agent_poll` and `worker_poll`:
+    seconds between polls from now on."""
 
     agent: bool
     author: int = 0
@@ -185,6 +186,8 @@ class Agency(msgspec.Struct, array_like=True, tag=19, tag_field="type"):
     part: bytes = b""
     target: str = ""
     endpoints: list[str] = []
+    agent_poll: float = 0.0  # 0: as it is
+    worker_poll: float = 0.0
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag=13, tag_field="type"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import signal
 import socket as sockets
@@ -29,7 +30,6 @@ from millrace.config import (
     LEASE,
     LOG_LEVEL,
     OTHER_PROCESSES,
-    WORKER_POLL,
 )
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime.checkpoints.access import CheckpointAccess
@@ -266,15 +266,14 @@ class WorkerProcess:
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             poller.register(source, zmq.POLLIN)
         self._taps.listen_with(poller)
-        next_report = next_look = 0.0
+        next_report, looked = 0.0, -math.inf
         reported = worker.stamp
-        look_seconds: float = WORKER_POLL.of(self.setup.settings)
         while True:
-            wait = min(REPORT_SECONDS, look_seconds, worker.wait_seconds())
+            wait = min(REPORT_SECONDS, agent.worker_poll, worker.wait_seconds())
             ready = dict(poller.poll(int(wait * 1000 + 0.999)))
             now = calls.turned = time.monotonic()
-            if plans.news in ready or now >= next_look:
-                next_look = now + look_seconds
+            if plans.news in ready or now >= looked + agent.worker_poll:
+                looked = now
                 plan = plans.newer()
                 if plan is not None:
                     worker.assign(plan)

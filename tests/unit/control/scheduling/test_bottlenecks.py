@@ -9,10 +9,10 @@ import pytest
 
 from millrace.api.grouping import Grouping
 from millrace.control.scheduling.bottlenecks import LASTING, OVER, Bottleneck, Bottlenecks, behind, bottleneck_of
-from millrace.control.scheduling.overload import OverloadWatch
+from millrace.control.scheduling.overload import OverloadWatch, place_loads
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.model.cluster import Cluster, Node, Slot
-from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
+from millrace.model.graph import ACKER, ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
@@ -20,6 +20,7 @@ from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 SECONDS = 10.0
 CLUSTER = Cluster((Node("n0", 4, 1000.0, 4096),), tuple(Slot("n0", "e", number) for number in range(4)))
 SPOUT, FIRST, SLOW, OTHER = TaskId("lines", 0), TaskId("split", 0), TaskId("count", 0), TaskId("count", 1)
+ACKERS = [TaskId(ACKER, 0), TaskId(ACKER, 1)]
 PLAN = Plan(1, {SPOUT: 0, FIRST: 1, SLOW: 2, OTHER: 3})
 
 
@@ -60,6 +61,8 @@ def test_a_source_is_held_up_by_its_lag_or_if_that_is_not_known_by_waiting_for_c
         return behind(graph(), Load(SECONDS, {SPOUT: measured}))
 
     assert seen(spout(0.8)) == "lines waits for credit 80% of the time"
+    limited = replace(graph(), config={"topology.max.spout.pending": 100})
+    assert behind(limited, Load(SECONDS, {SPOUT: spout(0.8)})) == "lines waits for acks or credit 80% of the time"
     assert seen(spout(0.1)) == ""
     assert seen(spout(0.8, 1000, 1500, lag=500)) == "the lag of lines grows by 50 tuples/s"
     assert seen(spout(0.8, 1000, 1000, lag=0)) == "", "it waits now and then, and does not fall behind"
@@ -174,6 +177,21 @@ def test_a_full_place_is_reported_once_with_what_to_add_and_its_end() -> None:
     assert warnings.update([], watch.lasting(0.95), relief(graph(), sample)) == [] and warnings.warnings() == [said.text]
     [over] = warnings.update([], [], relief(graph(), sample))
     assert (over.text, over.level) == ("worker 1 is no longer overloaded", "info") and warnings.warnings() == []
+
+
+@pytest.mark.parametrize(("fullest", "ackers", "says"), [
+    (ACKERS[0], 1, "__acker[0] of t alone needs 99%, so no other placement helps: start the topology with more than 1 acker "
+                   "(topology.acker.executors), which share its tuples"),
+    (SPOUT, 0, "lines[0] of t alone needs 99%, so no other placement helps, and it cannot have more tasks: 'lines' of 't' is a "
+               "spout, and each of its 1 tasks has its own position in the source: their number is fixed")])
+def test_a_full_worker_whose_task_cannot_be_multiplied(fullest: TaskId, ackers: int, says: str) -> None:
+    made = replace(graph(), ackers=ackers)
+    tasks = {SPOUT: spout(0.0), FIRST: task(0.1), SLOW: task(0.1), OTHER: task(0.1),
+             **dict.fromkeys(ACKERS[:ackers], task(0.1))}
+    plan = Plan(1, {**dict.fromkeys(tasks, 3), fullest: 0})
+    sample = window({**tasks, fullest: task(0.99)}, plan=plan)
+    [full] = [place for place in place_loads(sample, CLUSTER) if place.share > 0.9]
+    assert says in relief(made, sample).of_place(full)
 
 
 def test_a_bottleneck_explains_its_workers() -> None:

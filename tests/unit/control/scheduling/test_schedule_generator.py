@@ -242,6 +242,18 @@ def test_a_gain_must_exceed_the_noise_of_the_windows() -> None:
     assert refused.outcome == NOT_WORTH_IT and "noise in the last 8 windows" in refused.reason
 
 
+def test_the_windows_of_the_last_run_tell_noise_from_a_gain() -> None:
+    case = situation(plan(0, 0, 0, 2), {(A, D): 1100.0, (A, B): 1000.0})
+    fresh, resumed = (ScheduleGenerator(CHOICE, Policy()) for _ in range(2))
+    measured(resumed, case, 1400.0)  # windows of another topology came before
+    resumed.recall("t", [replace(case.load["t"], traffic={(A, B): 1000.0, (A, D): rate}) for rate in [1400.0, 800.0] * 20])
+    for made in (fresh, resumed):
+        measured(made, case, 1400.0)
+    assert fresh.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0).outcome == ENACTED
+    refused = resumed.decide(case, new(plan(2, 0, 0, 2, 2)), PERIOD, 1.0)
+    assert refused.outcome == NOT_WORTH_IT and "noise in the last 10 windows" in refused.reason
+
+
 def test_schedulers_that_weigh_their_plans_are_held_against_noise_too() -> None:
     made = ScheduleGenerator(replace(CHOICE, weighs_itself=True), Policy())
     case = situation(plan(0, 0, 0, 2), {(A, D): 1100.0, (A, B): 1000.0})

@@ -9,11 +9,12 @@ import pytest
 
 from millrace.config import EMBEDDED
 from millrace.control.assignment import Assignment
-from millrace.control.events import Distribute, Say
+from millrace.control.events import Distribute, Say, WorkerJoined
 from millrace.control.master_state import MasterState
 from millrace.errors import NotTheAuthor, StoreUnreachable
 from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.plans.distribution import PlanDistribution
+from millrace.model.cluster import Node
 from millrace.runtime.wire import messages as wire
 
 
@@ -25,6 +26,7 @@ class FakePort:
         self.texts: list[str] = []
         self.gave_way: list[str] = []
         self.sent: list[tuple[int, wire.Agency]] = []
+        self.polls = 0.0, 0.0
 
     def call(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -48,7 +50,7 @@ def recorder() -> FakePort:
 def distribution(recorder: FakePort) -> Iterator[PlanDistribution]:
     state = MasterState()
     state.agents = {"n0": 0, "n1": 3}
-    made = PlanDistribution(EMBEDDED, "cluster", b"secret", state, recorder, recorder, ClusterLinks({}))
+    made = PlanDistribution(EMBEDDED, "cluster", b"secret", state, recorder, recorder, ClusterLinks({}), lambda: recorder.polls)
     recorder.author = made.publisher.claim()
     yield made
     made.publisher.close()
@@ -80,6 +82,20 @@ def test_another_worker_of_the_node_is_told_that_it_is_not_the_agent(distributio
                                                                      recorder: FakePort) -> None:
     distribution.distribute(plan(recorder.author))
     assert distribution.answer("n0", wire.Fetch(1, 1, 0, 0)) == wire.Agency(False, 0, 0, b"")
+
+
+def test_new_periods_of_polls_are_told_to_all_workers_at_once_and_to_those_that_ask_later(distribution: PlanDistribution,
+                                                                                          recorder: FakePort) -> None:
+    for slot in (0, 1):
+        distribution._state.handle(WorkerJoined(slot, 1, Node("n0", 4, 1000.0, 4096), "boot", "e", "ipc", ""))
+    distribution.tick()
+    assert recorder.sent == []
+    recorder.polls = 5.0, 2.0
+    distribution.tick()
+    distribution.tick()
+    assert recorder.sent == [(0, wire.Agency(True, agent_poll=5.0, worker_poll=2.0)),
+                             (1, wire.Agency(False, agent_poll=5.0, worker_poll=2.0))]
+    assert distribution.answer("n0", wire.Fetch(1, 1, 0, 0)) == wire.Agency(False, agent_poll=5.0, worker_poll=2.0)
 
 
 def test_trouble_with_the_store_is_reported(distribution: PlanDistribution, recorder: FakePort) -> None:
