@@ -17,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millrace.control.scheduling.schedule_generator import ASKED, ENACTED, Policy, ScheduleGenerator
+from millrace.control.scheduling.schedule_generator import ASKED, ENACTED, Choice, Policy, ScheduleGenerator
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Scheduler, SchedulingResult
 from millrace.schedulers.optimal import Least
 from millrace.schedulers.problem import Figures, Ints, Problem
-from millrace.simulation.loop import choice_of
 
 NO_TRAFFIC = 1e-6  # tuples per second: less counts as none
 MOST_STEPS = 200  # times that a scheduler is asked about one situation
@@ -94,7 +93,7 @@ class _SchedulerTrial:
     def __init__(self, scheduler: Scheduler, situation: Situation, least: Least | None) -> None:
         self.situation = situation
         self.problem = problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
-        self.generator = ScheduleGenerator(choice_of("compared", scheduler), Policy())
+        self.generator = ScheduleGenerator(Choice.of("compared", scheduler), Policy())
         self.assignment = problem.current
         before, over = problem.figures(problem.current), problem.excess(problem.current) > 0
         self.result = Outcome(before, before, over, 0.0, "", least.value if least is not None and least.proven else None,
