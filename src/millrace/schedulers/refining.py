@@ -1,6 +1,7 @@
 """Improves a placement of tasks on nodes by moving single tasks and exchanging two, within the limits of the nodes.
 
-Less overload comes first, then less cost of traffic. Pinned tasks stay.
+Less overload comes first, then less cost of traffic. Pinned tasks stay. Where no such step helps any more, detours may: a task is
+forced to another node, and others follow it or make room.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ class _Change(NamedTuple):
     cost: Floats
 
 
-def refined_nodes(problem: Problem, nodes: Ints, limits: NodeLimits, movable: Flags | None = None, detours: bool = False) -> Ints:
-    """The node of each task after no move of one task and, if there are not too many tasks, no exchange of two helps. With
-    `detours`, and for few tasks, no move helps either after which all other tasks are placed anew around the one moved."""
+def refined_nodes(problem: Problem, nodes: Ints, limits: NodeLimits, movable: Flags | None = None,
+                  detours: bool = False) -> Ints:
+    """The node of each task after no move of one task and, if there are not too many tasks, no exchange of two helps.
+    `detours`: where there are few tasks, try moves, too, that help only after other tasks have followed."""
     if problem.count * problem.nodes > LARGEST or problem.nodes < 2:
         return nodes
     search = _Search(problem, nodes, limits, ~problem.pinned if movable is None else movable & ~problem.pinned)
