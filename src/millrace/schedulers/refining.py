@@ -1,7 +1,7 @@
 """Improves a placement of tasks on nodes by moving single tasks and exchanging two, within the limits of the nodes.
 
-Less overload comes first, then less cost of traffic. Pinned tasks stay. Where no such step helps any more, detours may: a task is
-forced to another node, and others follow it or make room.
+Less overload comes first, then less cost of traffic. Pinned tasks stay. Where no such step helps any more, detours may: a task
+is forced to another node, and others follow it or make room.
 """
 
 from __future__ import annotations
