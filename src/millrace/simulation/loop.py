@@ -161,7 +161,8 @@ class _Loop:
 
     def _situation(self) -> Situation:
         """The scheduler's input: topologies of which a task waits for a slot are not planned."""
-        graphs = tuple(graph for graph in self.world.graphs if is_whole(graph, self.plans))
+        waiting = set(self.world.topology[self.slots < 0].tolist())
+        graphs = tuple(graph for number, graph in enumerate(self.world.graphs) if number not in waiting)
         return Situation(graphs, self.cluster, self._load(), self.plans)
 
     def _decide(self, measured: Measured, tasks: TaskRows, edges: Floats) -> None:

@@ -28,10 +28,13 @@ class Placement:
         for graph in situation.graphs:
             if is_whole(graph, plans):
                 continue
-            others = [other for other in situation.graphs if other is not graph and is_whole(other, plans)]
-            result = self._tasks.place(graph, others, situation.cluster, plans).result
+            others = [other for other in situation.graphs if other is not graph]
+            result = self._tasks.place(graph, others, situation.cluster, plans).result  # most rules place those of others, too
+            if not isinstance(result, NewPlan):
+                others = [other for other in others if is_whole(other, plans)]
+                result = self._tasks.place(graph, others, situation.cluster, plans).result
             if isinstance(result, NewPlan):
-                plans[graph.name] = result.plans[graph.name]
+                plans |= result.plans
         return plans
 
 
