@@ -14,35 +14,58 @@ PATTERN = "sine peak=1.5 period=86400"
 
 
 def simulate(
-        nodes: Annotated[int, typer.Option(metavar="N", help="Nodes of the cluster, with four cores each.", min=1,
-                                           max=100_000)] = 10,
-        tasks: Annotated[int | None, typer.Option(metavar="N", help="Tasks of all topologies; default: ten for each node.",
-                                                  min=2, max=1_000_000)] = None,
-        hours: Annotated[float | None, typer.Option(metavar="H", help="Hours to simulate; default: 24, or the length of the "
-                                                                      "history.", min=0.001)] = None,
-        scheduler: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Scheduler, with parameters as in \"tstorm "
-                                                            "gamma=2\"; may be repeated. Default: even and tstorm.")] = None,
-        pattern: Annotated[str, typer.Option(metavar="PATTERN", help="Load over time, relative to that of the situation: "
-                                             "constant, step, ramp, sine or burst with parameters, or trace FILE.")] = PATTERN,
-        walk: Annotated[float, typer.Option(metavar="SHARE", help="Random walk of the rate of each topology, as a standard "
-                                                                  "deviation.", min=0, max=3)] = 0.1,
-        keys: Annotated[float, typer.Option(metavar="SHARE", help="Random walk of the frequency of the keys of each task.",
-                                            min=0, max=3)] = 0.3,
-        history: Annotated[str | None, typer.Option(metavar="FILE", help="Replay the load of a real run from this history: a "
-                                                                         "SQLite file, or the url of a database.")] = None,
-        cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Cluster in the history; needed only if it has "
-                                                                         "several.")] = None,
-        situation: Annotated[str | None, typer.Option(metavar="FILE", help="Simulate the topologies and cluster of this file, "
-                                                                           "written by `millrace load --save`.")] = None,
-        failures_per_hour: Annotated[float, typer.Option("--failures", metavar="N", help="Nodes that fail in an hour, for ten "
-                                                                                         "minutes on average.", min=0)] = 0.0,
-        away: Annotated[list[str] | None, typer.Option(metavar="NODE=FROM-UNTIL", help="Hours in which a node is away; may be "
-                                                                                       "repeated.")] = None,
-        window: Annotated[float | None, typer.Option(metavar="S", help="Seconds of a load window; default: 20, and 60 for more "
-                                                                       "than 1,000 tasks.", min=1)] = None,
-        period: Annotated[float | None, typer.Option(metavar="S", help="Seconds between two runs of a scheduler; default: its "
-                                                                       "own, and 600 above 1,000 tasks.", min=1)] = None,
-        seed: Annotated[int, typer.Option(metavar="N", help="Seed of everything random.", min=0)] = 1,
+        nodes: Annotated[int, typer.Option(
+            metavar="N", min=1, max=100_000, help="Nodes of the cluster, with four cores each.")] = 10,
+        tasks: Annotated[int | None, typer.Option(
+            metavar="N", min=2, max=1_000_000, help="Tasks of all topologies; default: ten for each node.")] = None,
+        hours: Annotated[float | None, typer.Option(
+            metavar="H", min=0.001, help="Hours to simulate; default: 24, or the length of the history.")] = None,
+        scheduler: Annotated[list[str] | None, typer.Option(
+            metavar="NAME", help="Scheduler, with parameters as in \"tstorm gamma=2\"; may be repeated. Default: even and "
+                                 "tstorm.")] = None,
+        pattern: Annotated[str, typer.Option(
+            metavar="PATTERN", help="Load over time, relative to that of the situation: constant, step, ramp, sine or burst "
+                                    "with parameters, or trace FILE.")] = PATTERN,
+        walk: Annotated[float, typer.Option(
+            metavar="SHARE", min=0, max=3, help="Random walk of the rate of each topology, as a standard deviation.")] = 0.1,
+        keys: Annotated[float, typer.Option(
+            metavar="SHARE", min=0, max=3, help="Random walk of the frequency of the keys of each task.")] = 0.3,
+        history: Annotated[str | None, typer.Option(
+            metavar="FILE", help="Replay the load of a real run from this history: a SQLite file, or the url of a "
+                                 "database.")] = None,
+        cluster: Annotated[str | None, typer.Option(
+            metavar="NAME", help="Cluster in the history; needed only if it has several.")] = None,
+        situation: Annotated[str | None, typer.Option(
+            metavar="FILE", help="Simulate the topologies and cluster of this file, written by `millrace load "
+                                 "--save`.")] = None,
+        links: Annotated[str | None, typer.Option(
+            metavar="FILE", help="Costs of links between the nodes, in the format of cluster.links.file; the nodes of a random "
+                                 "cluster are n0000, n0001 and so on.")] = None,
+        link_capacity: Annotated[float | None, typer.Option(
+            metavar="N", min=1, help="Tuples per second that a node can send, and receive; default: no limit.")] = None,
+        failures_per_hour: Annotated[float, typer.Option(
+            "--failures", metavar="N", min=0, help="Nodes that fail in an hour, for ten minutes on average.")] = 0.0,
+        away: Annotated[list[str] | None, typer.Option(
+            metavar="NODE=FROM-UNTIL", help="Hours in which a node is away; may be repeated.")] = None,
+        window: Annotated[float | None, typer.Option(
+            metavar="S", min=1, help="Seconds of a load window; default: 20, and 60 for more than 1,000 tasks.")] = None,
+        period: Annotated[float | None, typer.Option(
+            metavar="S", min=1, help="Seconds between two runs of a scheduler; default: its own.")] = None,
+        cool_down: Annotated[float | None, typer.Option(
+            metavar="S", min=0, help="Seconds to wait after a plan before the next one; default: the scheduler's own.")] = None,
+        min_gain: Annotated[float | None, typer.Option(
+            metavar="SHARE", min=0, max=1, help="Minimum gain for a plan to be enacted; default: 0.02, or the scheduler's "
+                                                "own.")] = None,
+        payback: Annotated[float | None, typer.Option(
+            metavar="S", min=0, help="Seconds within which a plan must save more tuples between nodes than its moves delay; "
+                                     "default: 300.")] = None,
+        overload: Annotated[float | None, typer.Option(
+            metavar="SHARE", min=0, help="Load of a node or worker that counts as overload if it lasts; default: 0.05 above "
+                                         "what the scheduler fills.")] = None,
+        estimator: Annotated[str | None, typer.Option(
+            metavar="NAME", help="Estimator of loads for all schedulers, with parameters as in \"ewma a=0.3\"; default: each "
+                                 "scheduler's own.")] = None,
+        seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")] = 1,
         plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the runs over time, as SVG or PNG.")] = None,
         as_json: Json = False) -> None:
     """Simulate schedulers on a cluster, hours in seconds.
@@ -52,8 +75,12 @@ def simulate(
     """
     from millrace.cli.simulating import SimulateOptions, run
 
-    asked = SimulateOptions(nodes, tasks, hours, tuple(scheduler or ()), pattern, walk, keys, history, cluster, situation,
-                  failures_per_hour, tuple(away or ()), window, period, seed, plot)
+    policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "payback": payback, "overload": overload}
+    asked = SimulateOptions(
+        nodes=nodes, tasks=tasks, hours=hours, schedulers=tuple(scheduler or ()), pattern=pattern, walk=walk, keys=keys,
+        history=history, cluster=cluster, situation=situation, links=links, link_capacity=link_capacity,
+        failures=failures_per_hour, away=tuple(away or ()), window=window, estimator=estimator, seed=seed, plot=plot,
+        policy={name: value for name, value in policy.items() if value is not None})
     result = run(asked, plain_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(result))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,17 +17,20 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from millrace.cli.comparing import made
 from millrace.cli.figures import count, duration, milliseconds, number_of
 from millrace.cli.listing import Column, Hanging, Listing
-from millrace.cli.options import json_or_text
+from millrace.cli.options import json_or_text, pairs
 from millrace.cli.simulation_plot import draw_runs
 from millrace.cli.timeline import check_picture
 from millrace.connectors import patterns
+from millrace.control.scheduling.load_smoothing import EstimatorParameters, make_estimator
 from millrace.control.scheduling.schedule_generator import Policy
 from millrace.errors import BadParameter
+from millrace.model.link_table import LinkTable
 from millrace.model.situation import Situation
 from millrace.schedulers.instances import simulated_situation
 from millrace.simulation.absences import Absence, failures
 from millrace.simulation.demand import Demands, Patterned, RatePattern, Walk
 from millrace.simulation.figures import Run
+from millrace.simulation.flow import LinkModel
 from millrace.simulation.loop import Conditions, simulated_run
 from millrace.simulation.recorded import HistoryWindow, recorded_demands, recorded_situation
 from millrace.simulation.world import World
@@ -35,30 +39,32 @@ SCHEDULERS = ("even", "tstorm")
 PATTERNS: dict[str, Callable[..., patterns.Pattern]] = {
     "constant": patterns.constant, "step": patterns.step, "ramp": patterns.ramp, "sine": patterns.sine, "burst": patterns.burst,
     "trace": patterns.trace}
-MANY_TASKS = 1000  # above it, a window is 60 s by default and not 20, and schedulers run every MANY_PERIOD seconds
-MANY_PERIOD = 600.0
+MANY_TASKS = 1000  # above it, a window is 60 s by default and not 20
 
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    """The options of the command."""
+    """The options of the command. `policy`: those of the schedule generator that differ from its defaults."""
 
-    nodes: int
-    tasks: int | None
-    hours: float | None
-    schedulers: tuple[str, ...]
-    pattern: str
-    walk: float
-    keys: float
-    history: str | None
-    cluster: str | None
-    situation: str | None
-    failures: float
-    away: tuple[str, ...]
-    window: float | None
-    period: float | None
-    seed: int
-    plot: str | None
+    nodes: int = 10
+    tasks: int | None = None
+    hours: float | None = None
+    schedulers: tuple[str, ...] = ()
+    pattern: str = "constant"
+    walk: float = 0.0
+    keys: float = 0.0
+    history: str | None = None
+    cluster: str | None = None
+    situation: str | None = None
+    links: str | None = None
+    link_capacity: float | None = None
+    failures: float = 0.0
+    away: tuple[str, ...] = ()
+    window: float | None = None
+    estimator: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 1
+    plot: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,15 +102,15 @@ def choose(asked: SimulateOptions) -> Chosen:
     """The world that was asked for: a recorded run, a saved situation, or a random cluster."""
     windows = _windows(asked.history, asked.cluster) if asked.history is not None else None
     saved = Situation.read(asked.situation) if asked.situation is not None else None
-    situation = _situation(windows, saved, asked)
+    situation = _with_links(_situation(windows, saved, asked), asked.links)
     hours = asked.hours or (24.0 if windows is None else sum(past.seconds for past in windows) / 3600)
     tasks = sum(len(graph.tasks()) for graph in situation.graphs)
     names = [node.name for node in situation.cluster.nodes]
     absences = (*(_absence(text, names) for text in asked.away),
                 *failures(names, asked.failures, hours, np.random.default_rng([asked.seed, 2])))
-    many = tasks > MANY_TASKS
-    policy = Policy(period=asked.period or (MANY_PERIOD if many else 0.0))
-    conditions = Conditions(hours, asked.window or (60.0 if many else 20.0), absences=absences, policy=policy)
+    conditions = Conditions(hours, asked.window or (60.0 if tasks > MANY_TASKS else 20.0), absences=absences,
+                            links=LinkModel(tuples_per_second=asked.link_capacity or math.inf),
+                            policy=Policy().changed(asked.policy), estimator=_estimator(asked.estimator))
     return Chosen(situation, windows, relative_pattern(asked.pattern, hours), Walk(asked.walk, asked.keys), conditions,
                   asked.seed)
 
@@ -119,7 +125,7 @@ def run_all(chosen: Chosen, names: Sequence[str]) -> list[tuple[Run, float]]:
             bar = progress.add_task(name, total=chosen.conditions.hours * 3600)
             started = time.perf_counter()
             run = simulated_run(name, scheduler, chosen.situation, chosen.demands(), chosen.conditions,
-                           np.random.default_rng([chosen.seed, 3]), partial(_advance, progress, bar))
+                                np.random.default_rng([chosen.seed, 3]), partial(_advance, progress, bar))
             runs.append((run, time.perf_counter() - started))
     return runs
 
@@ -137,6 +143,23 @@ def _situation(windows: list[HistoryWindow] | None, saved: Situation | None, ask
     if saved is not None:
         return saved
     return simulated_situation(asked.tasks or 10 * asked.nodes, asked.nodes, np.random.default_rng([asked.seed, 0]))
+
+
+def _with_links(situation: Situation, path: str | None) -> Situation:
+    """The situation with the costs of links from that file, where it has some."""
+    if path is None:
+        return situation
+    cluster = situation.cluster
+    given = LinkTable.read(path).costs(node.name for node in cluster.nodes)
+    return replace(situation, cluster=replace(cluster, links={**cluster.links, **given}))
+
+
+def _estimator(text: str | None) -> EstimatorParameters | None:
+    """The estimator with the parameters after its name; None: each scheduler's own."""
+    if text is None:
+        return None
+    name, *parameters = text.split() or [""]
+    return make_estimator(name, pairs("parameter", parameters))
 
 
 def _windows(history: str, cluster: str | None) -> list[HistoryWindow]:
@@ -207,7 +230,8 @@ def _show(runs: list[tuple[Run, float]], chosen: Chosen, console: Console) -> No
         Column("nodes\nused", [f"{row['nodes_used_mean']:.1f}" for row in rows]),
         Column("took\ns", [milliseconds(row["seconds"]) for row in rows], spare=True)))
     console.print(Hanging("means over time; overload: seconds in which a node or worker was asked for more than it has; "
-                          "latency: by the queueing model, over all tuples offered"))
+                          "latency: by the queueing model, percentiles of the means of each window and topology, weighted by "
+                          "the tuples offered"))
     for run, _ in runs:
         if run.error:
             console.print(Hanging(f"failed, first with: {run.error}", f"{run.scheduler}: ", "yellow"))

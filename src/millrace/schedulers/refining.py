@@ -1,6 +1,7 @@
 """Improves a placement of tasks on nodes by moving single tasks and exchanging two, within the limits of the nodes.
 
-Less overload comes first, then less cost of traffic. Pinned tasks stay.
+Less overload comes first, then less cost of traffic. Pinned tasks stay. Where no such step helps any more, detours may: a task
+is forced to another node, and others follow it or make room.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, 
 LARGEST = 30_000_000  # tasks × nodes: beyond it the table of costs would need more than 240 MB, and nothing is improved
 PASSES = 30  # over the tasks that could move; a few are enough
 EXCHANGES = 4_000_000  # limit on tasks² × looks for tasks to exchange
+DETOURS = 20_000  # limit on tasks × nodes × detours
 NEGLIGIBLE = 1e-9  # gains below this share of all traffic, and overloads below this share, are rounding errors
 
 
@@ -53,16 +55,16 @@ class _Change(NamedTuple):
     cost: Floats
 
 
-def refined_nodes(problem: Problem, nodes: Ints, limits: NodeLimits, movable: Flags | None = None) -> Ints:
-    """The node of each task after no move of one task and, if there are not too many tasks, no exchange of two helps."""
+def refined_nodes(problem: Problem, nodes: Ints, limits: NodeLimits, movable: Flags | None = None,
+                  detours: bool = False) -> Ints:
+    """The node of each task after no move of one task and, if there are not too many tasks, no exchange of two helps.
+    `detours`: where there are few tasks, try moves, too, that help only after other tasks have followed."""
     if problem.count * problem.nodes > LARGEST or problem.nodes < 2:
         return nodes
     search = _Search(problem, nodes, limits, ~problem.pinned if movable is None else movable & ~problem.pinned)
-    looks = max(EXCHANGES // max(problem.count, 1) ** 2, 1)
-    search.move_all()
-    while looks and search.exchange():
-        search.move_all()
-        looks -= 1
+    search.descend()
+    if detours:
+        search.try_detours()
     return search.nodes
 
 
@@ -121,6 +123,58 @@ class _Search:
     def overload(self, used: Floats, most: Floats) -> Floats:
         """The overload of nodes with these loads (rows, ...)."""
         return beyond(used, most, self.scale)
+
+    def descend(self) -> None:
+        """Moves and exchanges tasks until nothing helps."""
+        looks = max(EXCHANGES // max(self.problem.count, 1) ** 2, 1)
+        self.move_all()
+        while looks and self.exchange():
+            self.move_all()
+            looks -= 1
+
+    # -- detours -----------------------------------------------------------------------------------------------------
+
+    def try_detours(self) -> None:
+        """Forces a task to another node, lets the others follow it or make room, and keeps that if it is better in the end:
+        the cheapest moves first, again and again until none helps."""
+        trials = DETOURS // max(self.problem.count * self.problem.nodes, 1)
+        tried = 0
+        better = True
+        while better and tried < trials:
+            better = False
+            for task, node in self.forced_moves()[:trials - tried]:
+                tried += 1
+                if self.detour(task, node):
+                    better = True
+                    break
+
+    def forced_moves(self) -> list[tuple[int, int]]:
+        """All moves of a task to another node, those that cost least first."""
+        tasks = np.flatnonzero(self.movable)
+        rise = self.costs[tasks] - self.costs[tasks, self.nodes[tasks]][:, np.newaxis]
+        rise[np.arange(len(tasks)), self.nodes[tasks]] = np.inf
+        order = np.argsort(rise, axis=None, kind="stable")[:rise.size - len(tasks)]
+        places, nodes = np.divmod(order, self.problem.nodes)
+        return list(zip(tasks[places].tolist(), nodes.tolist()))
+
+    def detour(self, task: int, node: int) -> bool:
+        """True if the placement is better after the task is forced to that node; else it is what it was."""
+        before, state = self.worth(), (self.nodes.copy(), self.costs.copy(), self.used.copy(), self.excess.copy())
+        self.put(task, node)
+        self.movable[task] = False
+        self.descend()
+        self.movable[task] = True
+        self.descend()
+        after = self.worth()
+        noise = NEGLIGIBLE * max(1.0, before[0])
+        if after[0] < before[0] - noise or (after[0] <= before[0] + noise and after[1] < before[1] - self.least_gain):
+            return True
+        self.nodes, self.costs, self.used, self.excess = state
+        return False
+
+    def worth(self) -> tuple[float, float]:
+        """Overload and cost; every edge is counted at both of its ends."""
+        return float(self.excess.sum()), float(self.costs[np.arange(len(self.nodes)), self.nodes].sum()) / 2
 
     # -- single moves ------------------------------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class _NodeChoice:
     def improved(self, chosen: Flags) -> Ints:
         """The node of each task after moves and exchanges of the chosen ones within the limits."""
         limits = self.limits.with_counts(self.others, self.most_tasks, TASKS_WEIGHT)
-        return refined_nodes(self.problem, self.nodes, limits, chosen)
+        return refined_nodes(self.problem, self.nodes, limits, chosen, detours=True)
 
     def reason(self, assignment: Ints) -> str:
         problem = self.problem

@@ -4,27 +4,30 @@ A scheduler is asked again after each of its plans, as in a live cluster, until 
 time gets as far as it would there. The schedule generator decides about every plan with its usual thresholds. Two results
 count: the last plan that the scheduler wanted, and the one that is in force after the generator's last yes.
 
-The ratio is the traffic between nodes over the least possible within the nodes' CPU. It is defined only if that least is
-above 0; situations where it is 0 are counted separately, with the number that a scheduler solved (0 as well). A plan that
-overloads a node may go below the least, so it has no ratio: it is counted as overloaded and left out of the mean. The means of
-two schedulers may therefore cover different situations; the common ratio covers those in which every scheduler has one. Where
-a worker can use only a part of its node, the optimum that is known is a lower bound, and no plan may overload a worker either.
+The ratio is the traffic between nodes, in tuples, over the least possible within the CPU of nodes and the core and loop of
+workers. It is defined only if that least is above 0; situations where it is 0 are counted separately, with the number that a
+scheduler solved (0 as well). A plan that overloads a node or worker may go below the least, so it has no ratio: it is counted
+as overloaded and left out of the mean. The means of two schedulers may therefore cover different situations; the common ratio
+covers those in which every scheduler has one.
+
+If a scheduler minimises bytes or the cost of links, the plans of all are measured in these units, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from millrace.control.scheduling.schedule_generator import ASKED, ENACTED, Policy, ScheduleGenerator
+from millrace.control.scheduling.schedule_generator import ASKED, ENACTED, Choice, Policy, ScheduleGenerator
+from millrace.model.frozen import FrozenMap
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, Scheduler, SchedulingResult
 from millrace.schedulers.optimal import Least
-from millrace.schedulers.problem import Figures, Ints, Problem
-from millrace.simulation.loop import choice_of
+from millrace.schedulers.problem import BYTES, COST, MINIMISED, TUPLES, Figures, Ints, Problem
 
+OTHER_UNITS = (BYTES, COST)
 NO_TRAFFIC = 1e-6  # tuples per second: less counts as none
 MOST_STEPS = 200  # times that a scheduler is asked about one situation
 
@@ -35,7 +38,7 @@ ReadClock = Callable[[], float]  # seconds
 class Outcome:
     """The result of one scheduler in one situation. `after`: of the last plan that it wanted; None if it gave none, and `error`
     has the reason. `enacted`: of the plan that is in force in the end, if the schedule generator decides as in a live cluster.
-    `steps`: plans that it made."""
+    `steps`: plans that it made. `weights`: of the last plan, its traffic between nodes in other units than tuples."""
 
     before: Figures
     after: Figures | None
@@ -47,6 +50,7 @@ class Outcome:
     enacted: Figures | None = None
     enacted_overloaded: bool = False
     steps: int = 0
+    weights: Mapping[str, float] = field(default_factory=FrozenMap)
 
     @property
     def ratio(self) -> float | None:
@@ -70,10 +74,17 @@ class Outcome:
                 and self.after.inter_node <= NO_TRAFFIC)
 
 
-def outcome(scheduler: Scheduler, situation: Situation, clock: ReadClock, least: Least | None = None) -> Outcome:
+def units_of(schedulers: Iterable[Scheduler]) -> tuple[str, ...]:
+    """The units that any of the schedulers minimises, beside tuples."""
+    used = {getattr(scheduler, "minimise", TUPLES) for scheduler in schedulers}
+    return tuple(unit for unit in MINIMISED if unit in used and unit != TUPLES)
+
+
+def outcome(scheduler: Scheduler, situation: Situation, clock: ReadClock, least: Least | None = None,
+            units: Sequence[str] = ()) -> Outcome:
     """Runs one scheduler until it has no more plans, or one is refused. An exception is part of the outcome and does not end
-    the comparison."""
-    trial = _SchedulerTrial(scheduler, situation, least)
+    the comparison. `units`: measure the traffic in these, too."""
+    trial = _SchedulerTrial(scheduler, situation, least, units)
     for step in range(MOST_STEPS):
         started, now = clock(), trial.situation
         try:
@@ -91,17 +102,23 @@ def outcome(scheduler: Scheduler, situation: Situation, clock: ReadClock, least:
 class _SchedulerTrial:
     """A scheduler in one situation, plan by plan."""
 
-    def __init__(self, scheduler: Scheduler, situation: Situation, least: Least | None) -> None:
+    def __init__(self, scheduler: Scheduler, situation: Situation, least: Least | None, units: Sequence[str]) -> None:
         self.situation = situation
+        self.in_units = {unit: Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan, unit)
+                         for unit in units}
         self.problem = problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
-        self.generator = ScheduleGenerator(choice_of("compared", scheduler), Policy())
+        self.generator = ScheduleGenerator(Choice.of("compared", scheduler), Policy())
         self.assignment = problem.current
         before, over = problem.figures(problem.current), problem.excess(problem.current) > 0
         self.result = Outcome(before, before, over, 0.0, "", least.value if least is not None and least.proven else None,
-                              enacted=before, enacted_overloaded=over)
+                              enacted=before, enacted_overloaded=over, weights=self.weights(problem.current))
+
+    def weights(self, assignment: Ints) -> dict[str, float]:
+        """The traffic between nodes in each of the units."""
+        return {unit: problem.cost(assignment) for unit, problem in self.in_units.items()}
 
     def fail(self, error: str) -> None:
-        self.result = replace(self.result, after=None, overloaded=False, error=error)
+        self.result = replace(self.result, after=None, overloaded=False, error=error, weights={})
 
     def follow(self, answer: SchedulingResult) -> bool:
         """Take the answer; False if the scheduler is not to be asked again."""
@@ -122,7 +139,8 @@ class _SchedulerTrial:
     def _weigh(self, answer: NewPlan, plans: Mapping[str, Plan], assignment: Ints) -> bool:
         """Measure the plan, and enact it if the generator would."""
         figures, over = self.problem.figures(assignment), self.problem.excess(assignment) > 0
-        self.result = replace(self.result, after=figures, overloaded=over, steps=self.result.steps + 1)
+        self.result = replace(self.result, after=figures, overloaded=over, steps=self.result.steps + 1,
+                              weights=self.weights(assignment))
         if self.generator.decide(self.situation, answer, ASKED, 0.0).outcome != ENACTED:
             return False
         self.result = replace(self.result, enacted=figures, enacted_overloaded=over)
@@ -176,6 +194,7 @@ def summary(outcomes: Sequence[Outcome], common: set[int] | None = None, best: S
         "enacted": sum(result.enacted is not None and result.enacted.moved > 0 for result in outcomes),
         "enacted_ratio": _mean(kept), "enacted_overloaded": sum(result.enacted_overloaded for result in outcomes),
         "steps": _mean([result.steps for result in outcomes]), "best_ratio": _mean(to_best),
+        **{unit: _mean([result.weights[unit] for result in outcomes if unit in result.weights]) for unit in OTHER_UNITS},
     }
 
 
@@ -189,6 +208,7 @@ def details(result: Outcome) -> dict[str, Any]:
         "overloaded": result.overloaded, "reason": result.reason, "error": result.error, "steps": result.steps,
         "enacted": enacted is not None and enacted.moved > 0, "enacted_inter_node": enacted and enacted.inter_node,
         "enacted_moved": enacted and enacted.moved,
+        **{unit: result.weights.get(unit) for unit in OTHER_UNITS},
     }
 
 

@@ -44,7 +44,8 @@ class Run:
         return sum(getattr(window, name) * window.seconds for window in self.windows) / self.seconds
 
     def latency_ms(self, percentile: float) -> float:
-        """Of the latency of all topologies over time: below it are so many percent of the tuples that were offered."""
+        """A percentile of the mean latencies of all topologies in all windows, weighted by the tuples that were offered. Single
+        tuples of a window may take much longer than its mean."""
         latency = np.concatenate([window.latency_ms for window in self.windows])
         weight = np.concatenate([window.offered * window.seconds for window in self.windows])
         order = np.argsort(latency)

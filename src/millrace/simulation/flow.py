@@ -26,8 +26,7 @@ MOST_BUSY = 0.99  # of a worker, for the model: at 1 its waiting time is infinit
 @dataclass(frozen=True)
 class LinkModel:
     """The way between tasks: milliseconds for a hop to another worker of the node, and to another node over a link of cost 1;
-    the time grows with the cost. `tuples_per_second`:
-    the most that a node can send, and the most that it can receive."""
+    the time grows with the cost. `tuples_per_second`: the most that a node can send, and the most that it can receive."""
 
     worker_ms: float = 0.1
     node_ms: float = 0.5

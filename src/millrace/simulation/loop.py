@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from millrace.control.scheduling.bottlenecks import Bottlenecks
 from millrace.control.scheduling.load_smoothing import EstimatorParameters, make_estimator
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Policy, ScheduleGenerator
 from millrace.errors import SchedulerFailed
 from millrace.model.load import Load
 from millrace.model.plan import Plan
+from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.base import NewPlan, Scheduler
-from millrace.schedulers.even import Even
-from millrace.schedulers.placing import place_homeless
-from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints, Problem
+from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
 from millrace.schedulers.registry import traits
 from millrace.schedulers.rules import check_result
 from millrace.simulation.absences import Absence, away
@@ -25,6 +26,7 @@ from millrace.simulation.estimates import TaskRows, array_estimator
 from millrace.simulation.figures import Run, Window
 from millrace.simulation.flow import LinkModel, WindowFlow, flow
 from millrace.simulation.measuring import Measured, Meter, Noise
+from millrace.simulation.placement import Placement, is_whole
 from millrace.simulation.world import Machines, World
 
 Progress = Callable[[float], None]  # seconds that have been simulated
@@ -34,7 +36,7 @@ Progress = Callable[[float], None]  # seconds that have been simulated
 class Conditions:
     """Conditions that all schedulers have in common. `switch_seconds`: from the decision until tasks have moved.
     `pause_seconds`: that a task stands still when it moves. `recovery_seconds`: from the loss of a node until its tasks run
-    elsewhere."""
+    elsewhere. `estimator` of loads: None takes the scheduler's own."""
 
     hours: float
     window_seconds: float = 20.0
@@ -42,15 +44,16 @@ class Conditions:
     noise: Noise = field(default_factory=Noise)
     absences: tuple[Absence, ...] = ()
     policy: Policy = field(default_factory=Policy)
+    estimator: EstimatorParameters | None = None
     switch_seconds: float = 2.0
     pause_seconds: float = 0.05
     recovery_seconds: float = 2.0
 
 
 def simulated_run(name: str, scheduler: Scheduler, situation: Situation, demands: Demands, conditions: Conditions,
-             rng: np.random.Generator, progress: Progress = lambda seconds: None) -> Run:
-    """Run one scheduler. `situation`: the world, and the plan to begin with; the scheduler makes the first plan if there is
-    none. `rng`: for the noise of measurements."""
+                  rng: np.random.Generator, progress: Progress = lambda seconds: None) -> Run:
+    """Run one scheduler. `situation`: the world, and the plan to begin with; tasks without a slot are placed by the scheduler's
+    rule. `rng`: for the noise of measurements."""
     loop = _Loop(name, scheduler, situation, demands, conditions, rng)
     while loop.now < conditions.hours * 3600 - 1e-6:
         loop.window()
@@ -63,17 +66,21 @@ class _Loop:
                  rng: np.random.Generator) -> None:
         self.scheduler, self.demands, self.conditions = scheduler, demands, conditions
         self.world, self.machines = World.of(situation), Machines.of(situation.cluster)
-        self.generator = ScheduleGenerator(choice_of(name, scheduler), conditions.policy)
+        self.generator = ScheduleGenerator(Choice.of(name, scheduler), conditions.policy)
         self.generator.ask()
+        self.bottlenecks = Bottlenecks()
+        self.placement = Placement(name, scheduler)
         self.meter = Meter(self.world, conditions.noise, rng)
-        self.estimator = array_estimator(_estimator_of(scheduler), self.world.source, self.world.target)
-        self.window_seconds = min(conditions.window_seconds, self.generator.period)
+        self.estimator = array_estimator(conditions.estimator or make_estimator(traits(scheduler).estimator),
+                                         self.world.source, self.world.target)
+        period = self.generator.period
+        self.window_seconds = period / math.ceil(period / conditions.window_seconds)  # as the master: windows end with it
         self.now = 0.0
         self.run = Run(name, len(situation.cluster.nodes), self.world.count)
         self.away: frozenset[str] = frozenset()
         self.cluster = situation.cluster
-        self.load: Mapping[str, Load] = situation.load
-        self.plans = first_plans(scheduler, situation)
+        self.estimate: tuple[Measured, TaskRows, Floats] | None = None  # after the last window
+        self.plans = first_plans(self.placement, situation)
         self.slots = self.world.slots_of(self.plans, self.machines.position)
         self.before = self.slots  # where tasks are until the moves under way are done
         self.waiting = np.zeros(len(self.world.graphs))
@@ -132,20 +139,15 @@ class _Loop:
         self.away, self.cluster = gone, self.machines.without(gone)
         dead = np.isin(self.machines.slot_node, [number for number, node in enumerate(self.machines.cluster.nodes)
                                                  if node.name in gone])
-        lost = dead[self.slots] | (self.slots < 0)
+        newly = (self.slots >= 0) & dead[self.slots]
+        lost = newly | (self.slots < 0)
         self.before = np.where(lost | (self.before >= 0) & dead[self.before], NOWHERE, self.before)
         if lost.any():
-            self._place_lost()
-            self.run.lost += int(lost.sum())
+            self._take(self.placement.complete(Situation(self.world.graphs, self.cluster, self._load(), self.plans)))
+            self.run.lost += int(newly.sum())
+            for name in {self.world.tasks[task][0] for task in np.flatnonzero(lost).tolist()}:
+                self.bottlenecks.forget(name)
         return lost
-
-    def _place_lost(self) -> None:
-        if not self.cluster.slots:  # they wait for a node
-            self.slots = np.full(self.world.count, NOWHERE)
-            return
-        situation = self._situation()
-        result = place_homeless(Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan))
-        self._take(result.plans if isinstance(result, NewPlan) else {})  # else all are where they were before
 
     def _take(self, plans: Mapping[str, Plan]) -> None:
         self.plans = {**self.plans, **plans}
@@ -153,15 +155,26 @@ class _Loop:
 
     # -- the schedule generator -----------------------------------------------------------------------------------------
 
+    def _load(self) -> Mapping[str, Load]:
+        """The estimated load; none before the first window is over."""
+        return self.meter.loads(*self.estimate) if self.estimate is not None else {}
+
     def _situation(self) -> Situation:
-        return Situation(self.world.graphs, self.cluster, self.load, self.plans)
+        """The scheduler's input: topologies of which a task waits for a slot are not planned."""
+        waiting = set(self.world.topology[self.slots < 0].tolist())
+        graphs = tuple(graph for number, graph in enumerate(self.world.graphs) if number not in waiting)
+        return Situation(graphs, self.cluster, self._load(), self.plans)
 
     def _decide(self, measured: Measured, tasks: TaskRows, edges: Floats) -> None:
+        self.estimate = measured, tasks, edges
         sample = self.meter.sample(self.now, measured, self.machines, self.cluster, self.slots, self.plans)
-        trigger = self.generator.due(self.now, sample, self.cluster)
+        pressed = self._pressed(sample, measured)
+        if (self.slots < 0).all():
+            self.generator.take(sample, self.cluster, pressed)
+            return
+        trigger = self.generator.due(self.now, sample, self.cluster, pressed)
         if trigger is None:
             return
-        self.load = self.meter.loads(measured, tasks, edges)
         situation = self._situation()
         self.generator.observe(situation)
         try:
@@ -176,25 +189,25 @@ class _Loop:
             self.generator.enacted(decision, self.now)
             self.run.plans += 1
             self._take(result.plans)
+            for name in result.plans:
+                self.bottlenecks.forget(name)
+
+    def _pressed(self, sample: WindowSample, measured: Measured) -> bool:
+        """True if a topology falls behind its sources. One at whose sources nothing waits does not: the loads of its tasks,
+        which take long to make, are not looked at."""
+        waiting = set(self.world.topology[measured.lag > 0].tolist())
+        calm = {graph.name: Load(sample.seconds, settling=sample.loads[graph.name].settling)
+                for number, graph in enumerate(self.world.graphs) if number not in waiting}
+        seen = replace(sample, loads={**sample.loads, **calm})
+        self.bottlenecks.add({graph.name: graph for graph in self.world.graphs}, seen, self.cluster)
+        return bool(self.bottlenecks.lasting())
 
 
-def first_plans(scheduler: Scheduler, situation: Situation) -> dict[str, Plan]:
-    """The plans to begin with: those of the situation if every task has a live slot, else the scheduler's own for a topology
-    without load, else those of `even`."""
-    problem = Problem.of(situation.graphs, situation.cluster, {}, situation.plan)
-    if (problem.current >= 0).all():
-        return dict(situation.plan)
-    for first in (scheduler, Even()):
-        result = first.schedule(situation.graphs, situation.cluster, {}, {})
-        if isinstance(result, NewPlan):
-            return dict(result.plans)
-    raise SchedulerFailed(f"no scheduler can place the tasks: {result.reason}")
-
-
-def choice_of(name: str, scheduler: Scheduler) -> Choice:
-    """The scheduler as the generator knows it."""
-    return Choice.of(name, scheduler)
-
-
-def _estimator_of(scheduler: Scheduler) -> EstimatorParameters:
-    return make_estimator(traits(scheduler).estimator)
+def first_plans(placement: Placement, situation: Situation) -> dict[str, Plan]:
+    """The plans to begin with: those of the situation, with a slot for every task. Nothing is known of the load yet."""
+    plans = placement.complete(replace(situation, load={}))
+    missing = [graph.name for graph in situation.graphs if not is_whole(graph, plans)]
+    if missing:
+        raise SchedulerFailed(f"the tasks of {', '.join(missing)} cannot be placed on {len(situation.cluster.slots)} slots: "
+                              "the cluster is too small for them")
+    return plans

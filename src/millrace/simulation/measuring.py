@@ -103,7 +103,7 @@ class LoadOfArrays(Load):
     """A load whose tasks and traffic are made from arrays when they are first read: few windows are looked at in full, and a
     hundred thousand pairs in each would take most of the time of a simulation."""
 
-    __slots__ = ("_measured", "_rows", "_sent", "_tasks", "_topology", "_traffic", "_world")
+    __slots__ = ("_bytes", "_measured", "_rows", "_sent", "_tasks", "_topology", "_traffic", "_world")
     _topology: _Topology
     _world: World
     _measured: Measured
@@ -111,10 +111,12 @@ class LoadOfArrays(Load):
     _sent: Floats
     _tasks: Mapping[TaskId, TaskLoad] | None
     _traffic: Mapping[tuple[TaskId, TaskId], float] | None
+    _bytes: Mapping[tuple[TaskId, TaskId], float] | None
 
     def __init__(self, topology: _Topology, world: World, measured: Measured, tasks: TaskRows, edges: Floats) -> None:
         for name, value in (("_topology", topology), ("_world", world), ("_measured", measured), ("_rows", tasks),
-                            ("_sent", edges), ("_tasks", None), ("_traffic", None), ("window_seconds", measured.seconds),
+                            ("_sent", edges), ("_tasks", None), ("_traffic", None),
+                            ("_bytes", None if topology.sizes.any() else FrozenMap()), ("window_seconds", measured.seconds),
                             ("settling", tuple(task for task, place in topology.tasks if measured.settling[place])),
                             ("key_groups", FrozenMap()), ("heavy_keys", FrozenMap())):
             object.__setattr__(self, name, value)
@@ -138,11 +140,12 @@ class LoadOfArrays(Load):
 
     @property
     def traffic_bytes(self) -> Mapping[tuple[TaskId, TaskId], float]:
-        sizes = self._world.tuple_bytes[self._topology.edges]
-        if not sizes.any():
-            return FrozenMap()
-        sent = (self._sent[self._topology.edges] * sizes * self.window_seconds).tolist()
-        return {pair: size for pair, size in zip(self._topology.pairs, sent) if size > 0}
+        sizes = self._bytes
+        if sizes is None:
+            sent = (self._sent[self._topology.edges] * self._topology.sizes * self.window_seconds).tolist()
+            sizes = {pair: size for pair, size in zip(self._topology.pairs, sent) if size > 0}
+            object.__setattr__(self, "_bytes", sizes)
+        return sizes
 
     def _task_loads(self) -> Iterator[tuple[TaskId, TaskLoad]]:
         seconds, own, measured, world = self.window_seconds, self._topology.places, self._measured, self._world
@@ -171,6 +174,7 @@ class _Topology:
                        for edge in edges)
         self.pairs: list[tuple[TaskId, TaskId]] = [pair for pair, _ in pairs]
         self.edges: Ints = np.array([edge for _, edge in pairs], dtype=np.int64)
+        self.sizes: Floats = world.tuple_bytes[self.edges]
 
 
 def _each(total: Floats, count: Floats) -> Floats:

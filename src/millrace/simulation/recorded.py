@@ -45,11 +45,14 @@ class HistoryWindow(Protocol):
 
 def recorded_situation(windows: Sequence[HistoryWindow], saved: Situation | None = None) -> Situation:
     """The situation at the beginning of the run, with its mean load. Topologies and nodes are those of the last window, and
-    only windows with the same tasks count. `saved`: has the graphs and the capacity of the nodes, if it is known."""
+    only windows with the same tasks count. `saved`: has the graphs and the capacity of the nodes, if it is known. Raises
+    `BadSituation` if its topologies have other tasks than the run had."""
     usable = _usable(windows)
     last, first = usable[-1], usable[0]
     known = {graph.name: graph for graph in saved.graphs} if saved else {}
     loads = {name: _mean([window.loads[name] for window in usable]) for name in last.loads}
+    for name in known.keys() & loads.keys():
+        _check_tasks(known[name], loads[name])
     graphs = tuple(known.get(name) or graph_of_load(name, load) for name, load in loads.items())
     return Situation(graphs, _cluster(last, saved), loads, _plans(graphs, first, saved))
 
@@ -73,6 +76,17 @@ def _usable(windows: Sequence[HistoryWindow]) -> list[HistoryWindow]:
                            "for some load windows first, or name its cluster with --cluster")
     tasks = {name: load.tasks.keys() for name, load in measured[-1].loads.items()}
     return [window for window in measured if {name: load.tasks.keys() for name, load in window.loads.items()} == tasks]
+
+
+def _check_tasks(graph: TopologyGraph, load: Load) -> None:
+    """Ackers may be missing in the load: earlier versions did not measure them."""
+    expected, measured = (Counter(task.component for task in tasks if task.component != ACKER)
+                          for tasks in (graph.tasks(), load.tasks))
+    for component in sorted(expected.keys() | measured.keys()):
+        if expected[component] != measured[component]:
+            raise BadSituation(f"the situation has {expected[component]} tasks of {component!r} in {graph.name!r}, and the "
+                               f"history has {measured[component]}: give one that was saved during that run, or leave out "
+                               "--situation")
 
 
 def _mean(loads: Sequence[Load]) -> Load:
@@ -137,7 +151,7 @@ def _demand(world: World, loads: Mapping[str, Load]) -> Demand:
                       for one, other in zip(world.source.tolist(), world.target.tolist())])
     into = np.concatenate(world.levels) if world.levels else np.zeros(0, dtype=np.int64)
     arrived = np.bincount(world.target[into], weights=edges[into], minlength=world.count)
-    measured = [loads[name].tasks[task] for name, task in world.tasks]
+    measured = [loads[name].tasks.get(task, TaskLoad()) for name, task in world.tasks]
     emitted = np.array([float(task.emitted) for task in measured])
     sends = np.bincount(world.source, weights=edges, minlength=world.count)
     processed = np.where(world.spout, np.where(emitted > 0, emitted, sends), arrived)

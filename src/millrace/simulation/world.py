@@ -141,7 +141,8 @@ def _levels(tasks: Sequence[tuple[str, TaskId]], spout: Flags, source: Ints, tar
 def _processed(loads: Sequence[TaskLoad], load: Mapping[str, Load], tasks: Sequence[tuple[str, TaskId]], spout: Flags,
                source: Ints, target: Ints, rate: Floats, any_source: Ints, any_rate: Floats) -> Floats:
     """Tuples per second that each task processed: those that came in; for a spout those that it emitted, or sent if that is not
-    known. One that works and sends nothing counts as one tuple per second."""
+    known. A spout's task that uses CPU and sends nothing counts as if it emitted one tuple per second: its CPU needs a rate to
+    be in proportion to."""
     arrived = np.bincount(target, weights=rate, minlength=len(tasks))
     seconds = np.array([load[name].window_seconds if name in load else 0.0 for name, _ in tasks])
     emitted = _each(clean([each.emitted for each in loads]), seconds)

@@ -109,6 +109,18 @@ def test_shapes_and_sizes() -> None:
         compare(Situations(random=1, shape="ring"), ["even"], console())
 
 
+def test_columns_for_other_units_than_tuples(tmp_path: Path) -> None:
+    path = tmp_path / "load.json"
+    random_situation(np.random.default_rng(2)).save(path)
+    for asked in (Situations((str(path),)), Situations(random=2)):
+        plain, units = console(), console()
+        rows = compare(asked, ["even", "tstorm"], plain)["schedulers"]
+        assert rows["even"]["bytes"] is None and "bytes" not in printed(plain)
+        rows = compare(asked, ["even", "tstorm minimise=bytes", "otd minimise=cost"], units)["schedulers"]
+        assert all(row["bytes"] > 0 and row["cost"] > 0 for row in rows.values())
+        assert "bytes" in printed(units) and "cost" in printed(units)
+
+
 def test_windows_of_a_history(tmp_path: Path) -> None:
     case = random_situation(np.random.default_rng(2))
     history = History(f"sqlite:///{tmp_path}/history.db", "one", 3600.0, clock=lambda: 100.0)

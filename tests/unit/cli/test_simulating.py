@@ -14,14 +14,13 @@ from typer.testing import CliRunner
 
 from millrace.cli.main import app
 from millrace.cli.simulating import SimulateOptions, choose, relative_pattern, run
-from millrace.errors import BadParameter, BadSituation, MillraceError, StoreUnreachable, TopologyError, UnknownName
+from millrace.control.scheduling.load_smoothing import Ewma
+from millrace.errors import BadLinks, BadParameter, BadSituation, MillraceError, StoreUnreachable, TopologyError, UnknownName
 from millrace.master.load.history import History
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 from millrace.schedulers.instances import random_situation
 
-SMALL = SimulateOptions(nodes=3, tasks=20, hours=0.1, schedulers=("even", "tstorm gamma=2"), pattern="constant",
-                        walk=0.1, keys=0.2, history=None, cluster=None, situation=None, failures=0.0, away=(), window=None,
-                        period=None, seed=1, plot=None)
+SMALL = SimulateOptions(nodes=3, tasks=20, hours=0.1, schedulers=("even", "tstorm gamma=2"), walk=0.1, keys=0.2)
 
 
 def console() -> Console:
@@ -76,10 +75,34 @@ def test_a_recorded_run(tmp_path: Path) -> None:
 
 
 def test_many_tasks_have_longer_windows() -> None:
-    seen = [choose(replace(SMALL, tasks=1001, window=window, period=period)).conditions
-            for window, period in ((None, None), (5.0, 100.0))]
-    assert [(each.window_seconds, each.policy.period) for each in seen] == [(60.0, 600.0), (5.0, 100.0)]
-    assert choose(SMALL).conditions.policy.period == 0.0, "the scheduler's own"
+    seen = [choose(replace(SMALL, tasks=tasks, window=window)).conditions
+            for tasks, window in ((1001, None), (1001, 5.0), (1000, None))]
+    assert [each.window_seconds for each in seen] == [60.0, 5.0, 20.0]
+    assert {each.policy.period for each in seen} == {0.0}, "every scheduler has its own period"
+
+
+def test_thresholds_and_estimator() -> None:
+    policy = {"period": 100.0, "cool_down": 5.0, "min_gain": 0.1, "payback": 60.0, "overload": 0.7}
+    conditions = choose(replace(SMALL, policy=policy, estimator="ewma a=0.3")).conditions
+    assert {name: getattr(conditions.policy, name) for name in policy} == policy and conditions.estimator == Ewma(a=0.3)
+    with pytest.raises(UnknownName, match="no estimator named 'mean'"):
+        choose(replace(SMALL, estimator="mean"))
+    with pytest.raises(BadParameter, match="overload"):
+        choose(replace(SMALL, policy={"overload": -1.0}))
+
+
+def test_links(tmp_path: Path) -> None:
+    (tmp_path / "links.toml").write_text('between_zones = 5.0\n[zones]\na = ["n0000"]\nb = ["n0001", "n0002"]\n')
+    chosen = choose(replace(SMALL, links=str(tmp_path / "links.toml"), link_capacity=300.0))
+    assert [chosen.situation.cluster.link_cost(*pair) for pair in (("n0000", "n0001"), ("n0001", "n0002"))] == [5.0, 1.0]
+    assert chosen.conditions.links.tuples_per_second == 300.0
+    plain = run(replace(SMALL, schedulers=("even",)), console())["runs"][0]
+    linked = run(replace(SMALL, schedulers=("even",), links=str(tmp_path / "links.toml")), console())["runs"][0]
+    capped = run(replace(SMALL, schedulers=("even",), link_capacity=300.0), console())["runs"][0]
+    assert linked["p50_ms"] > plain["p50_ms"] and linked["inter_node_mean"] == plain["inter_node_mean"]
+    assert capped["overload_s"] > plain["overload_s"]
+    with pytest.raises(BadLinks, match="no-such-file"):
+        choose(replace(SMALL, links="no-such-file.toml"))
 
 
 def test_nodes_that_are_away() -> None:
@@ -121,7 +144,8 @@ def test_schedulers_that_are_wrong() -> None:
 
 def test_the_command() -> None:
     result = CliRunner().invoke(app, ["simulate", "--nodes", "2", "--tasks", "8", "--hours", "0.02", "--away", "n0001=0-0.01",
-                                      "--scheduler", "even", "--json"])
+                                      "--scheduler", "even", "--json", "--estimator", "last", "--overload", "0.8",
+                                      "--min-gain", "0.1", "--payback", "60", "--cool-down", "20", "--period", "60"])
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout.splitlines()[-1])["runs"]
     assert (row["scheduler"], row["nodes"], row["tasks"]) == ("even", 2, 8)

@@ -17,8 +17,10 @@ from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.optimal import Least, least_traffic
+from millrace.schedulers.otd import Otd
 from millrace.schedulers.problem import Figures, Problem
-from millrace.simulation.compare import MOST_STEPS, Outcome, best_of, details, in_common, outcome, summary
+from millrace.schedulers.tstorm import TStorm
+from millrace.simulation.compare import MOST_STEPS, Outcome, best_of, details, in_common, outcome, summary, units_of
 
 TASKS = tuple(TaskId("a", index) for index in range(4))
 SITUATION = Situation(  # two tasks fit a node; 100 tuples/s between nodes as it runs, 20 at least
@@ -101,7 +103,24 @@ def test_summary() -> None:
                    "nodes_used": pytest.approx(5 / 3), "moved": pytest.approx(4 / 3), "plan_ms": 250.0,
                    "error": "ValueError: oops", "common_ratio": None, "ratio_of_sums": 3.0, "inter_node": 40.0,
                    "inter_process": 0.0, "largest_load": pytest.approx(4 / 3), "enacted": 1, "enacted_ratio": 4.0,
-                   "enacted_overloaded": 0, "steps": 0.5, "best_ratio": None}
+                   "enacted_overloaded": 0, "steps": 0.5, "best_ratio": None, "bytes": None, "cost": None}
+
+
+def test_plans_are_measured_in_the_units_that_a_scheduler_minimises() -> None:
+    load = SITUATION.load["t"]
+    sizes = {pair: tuples * (1 if pair == (TASKS[0], TASKS[1]) else 100) for pair, tuples in load.traffic.items()}
+    nodes = tuple(replace(node, mhz=400.0) for node in SITUATION.cluster.nodes)
+    case = replace(SITUATION, load={"t": replace(load, traffic_bytes=sizes)},
+                   cluster=replace(SITUATION.cluster, nodes=nodes, links={("n0", "n1"): 3.0}))
+    assert units_of([Otd(), TStorm(minimise="cost"), TStorm(minimise="bytes")]) == ("bytes", "cost") and not units_of([Otd()])
+    seen = outcome(Fixed(placed(0, 0, 1, 1)), case, lambda: 0.0, None, ("bytes", "cost"))
+    assert seen.weights == {"bytes": 2000.0, "cost": 6000.0}
+    stays = outcome(Fixed(NoChange("stays")), case, lambda: 0.0, None, ("bytes", "cost"))
+    assert stays.weights == {"bytes": 50.0 + 5000.0, "cost": 3 * (50.0 + 5000.0)}
+    failed = outcome(Fixed(ValueError("oops")), case, lambda: 0.0, None, ("bytes",))
+    row = summary([seen, stays, failed])
+    assert (row["bytes"], row["cost"]) == (3525.0, 10575.0) and details(failed)["bytes"] is None
+    assert details(seen)["bytes"] == 2000.0 and details(found(NoChange("stays")))["bytes"] is None
 
 
 def test_the_common_ratio_is_over_the_situations_that_all_have_one_in() -> None:

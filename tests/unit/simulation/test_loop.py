@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -9,12 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from millrace.model.cluster import Cluster
-from millrace.model.graph import TopologyGraph
-from millrace.model.load import Load
+from millrace.control.scheduling.load_smoothing import EstimatorParameters, Last, TrimmedMean
+from millrace.control.scheduling.schedule_generator import Policy
+from millrace.errors import SchedulerFailed
+from millrace.model.cluster import Cluster, Node, Slot
+from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
+from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
-from millrace.schedulers.base import CannotPlace, NoChange, Scheduler, SchedulingResult
+from millrace.schedulers.base import NoChange, Scheduler, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.instances import random_situation, simulated_situation
 from millrace.schedulers.otd import Otd
@@ -25,6 +29,7 @@ from millrace.simulation.demand import Patterned, Walk
 from millrace.simulation.figures import Run
 from millrace.simulation.loop import Conditions, first_plans, simulated_run
 from millrace.simulation.measuring import Noise
+from millrace.simulation.placement import Placement
 from millrace.simulation.world import World
 
 CASE = random_situation(np.random.default_rng(3), tasks=(10, 10), nodes=(3, 3), slack=(3.0, 3.0))
@@ -98,6 +103,26 @@ def test_latency_percentiles_are_over_the_tuples_offered() -> None:
     assert idle.latency_ms(50) == 0.0
 
 
+def test_the_estimator_is_the_schedulers_unless_another_is_named() -> None:
+    @dataclass
+    class Listens:
+        heard: list[float]
+        ESTIMATOR: ClassVar[str] = "trimmed-mean"
+        PERIOD_SECONDS: ClassVar[float] = 20.0
+
+        def schedule(self, graphs: Any, cluster: Any, load: Mapping[str, Load], plan: Any) -> SchedulingResult:
+            self.heard.append(sum(row.cpu_mhz for each in load.values() for row in each.tasks.values()))
+            return NoChange("as it is")
+
+    def heard(estimator: EstimatorParameters | None) -> list[float]:
+        listens = Listens([])
+        run(listens, factor=0.1, noise=Noise(), estimator=estimator)
+        return listens.heard
+
+    assert heard(None) == heard(TrimmedMean()) != heard(Last())
+    assert np.std(heard(None)[5:]) < np.std(heard(Last())[5:])
+
+
 def test_equal_seeds_give_equal_runs() -> None:
     one, other = (run(make_scheduler("tstorm"), walk=Walk(0.1, 0.3), noise=Noise()).to_json(0.0) for _ in range(2))
     assert one == other and one["plans"] > 0
@@ -152,19 +177,61 @@ def test_a_plan_against_the_rules_is_a_failure() -> None:
     assert "SchedulerFailed" in run(Elsewhere(), factor=0.1).error
 
 
-def test_the_first_plan_is_the_schedulers_own() -> None:
+def test_tasks_are_placed_at_the_start_by_the_rule_of_the_scheduler() -> None:
     case = simulated_situation(40, 5, np.random.default_rng(1))
-    assert {slot for plan in first_plans(Gather(), case).values() for slot in plan.placement.values()} == {0}
-    assert first_plans(Gather(), CASE) == CASE.plan, "what runs already goes on"
+    used = {name: [len(set(plan.placement.values()))
+                   for plan in first_plans(Placement(name, make_scheduler(name)), case).values()]
+            for name in ("tstorm", "slstream")}
+    assert used == {"tstorm": [5] * 4, "slstream": [10] * 4}, "one worker on each node; evenly, as it has no rule of its own"
+    assert first_plans(Placement("tested", Gather()), CASE) == CASE.plan, "what runs already goes on"
+    with pytest.raises(SchedulerFailed, match="cannot be placed on 0 slots"):
+        first_plans(Placement("even", Even()), replace(CASE, cluster=Cluster((), ())))
 
-    @dataclass(frozen=True)
-    class Nothing:
+
+def test_a_loss_is_placed_by_the_rule_of_the_scheduler() -> None:
+    """`even` leaves equally many tasks on each slot. The engine's own rule would put them where their traffic is."""
+    tasks = tuple(TaskId("a", index) for index in range(12))
+    sent = {(tasks[0], task): 100.0 * task.index for task in tasks[1:]}
+    graph = TopologyGraph("t", (ComponentDef("a", "spout", "m:C", 12, {}, (), (), False, "next_tuple"),), {})
+    nodes = tuple(Node(f"n{number}", 1, 1e6, 1000) for number in range(4))
+    case = Situation((graph,), Cluster(nodes, tuple(Slot(f"n{number}", "e", number) for number in range(4))),
+                     {"t": Load(1.0, {task: TaskLoad(cpu_mhz=1.0) for task in tasks}, sent)},
+                     {"t": Plan(1, {task: task.index % 4 for task in tasks})})
+    after = replace(case, cluster=replace(case.cluster, slots=case.cluster.slots[:3]))
+
+    def sizes(name: str) -> list[int]:
+        placed = Placement(name, make_scheduler(name)).complete(after)["t"].placement
+        return sorted(list(placed.values()).count(slot) for slot in range(3))
+
+    assert sizes("even") == [4, 4, 4] != sizes("slstream")
+
+
+def test_tasks_for_which_no_node_has_the_memory_wait_until_one_has() -> None:
+    """`resource-aware` places a task only where its memory is; others of its topology are not planned meanwhile."""
+    memory = sum(row.memory_mb for load in CASE.load.values() for row in load.tasks.values())
+    nodes = tuple(replace(node, memory_mb=math.ceil(0.45 * memory)) for node in CASE.cluster.nodes)
+    tight = replace(CASE, cluster=replace(CASE.cluster, nodes=nodes))
+    absences = (Absence("n0", 400.0, 800.0), Absence("n1", 400.0, 800.0))
+    seen = run(make_scheduler("resource-aware"), tight, factor=0.05, absences=absences)
+    assert seen.error == "" and seen.lost > 0
+    assert max(window.latency_ms.max() for window in seen.windows[21:39]) > 1000, "its tuples wait"
+    assert seen.windows[-1].latency_ms.max() < 1000 and seen.windows[-1].nodes_used >= 2
+
+
+def test_a_topology_that_falls_behind_its_sources_asks_the_scheduler() -> None:
+    """No node or worker counts as overloaded here: the tuples that wait at the sources show it."""
+    @dataclass
+    class Asked:
+        times: int = 0
+
         def schedule(self, graphs: Any, cluster: Any, load: Any, plan: Any) -> SchedulingResult:
-            return NoChange("no idea") if graphs else CannotPlace({}, "")
+            self.times += 1
+            return NoChange("as it is")
 
-    placed = first_plans(Nothing(), case)
-    assert {task for plan in placed.values() for task in plan.placement} == {task for graph in case.graphs
-                                                                             for task in graph.tasks()}
+    calm, pressed = Asked(), Asked()
+    run(calm, factor=0.1, policy=Policy(overload=5.0))
+    run(pressed, factor=4.0, policy=Policy(overload=5.0))
+    assert calm.times < pressed.times
 
 
 def test_failures_come_at_their_rate() -> None:

@@ -81,3 +81,21 @@ def test_only_windows_with_the_same_tasks_count() -> None:
     assert len(recorded_situations([window(1.0, other), window(1.0), window(2.0)])) == 2
     with pytest.raises(BadSituation, match="no window with traffic"):
         recorded_situation([replace(window(1.0), seconds=0.0)])
+
+
+def test_a_situation_of_another_run_is_refused() -> None:
+    last = CASE.graphs[0].components[-1]
+    other = replace(CASE.graphs[0], components=(*CASE.graphs[0].components[:-1], replace(last, par=last.par + 1)))
+    with pytest.raises(BadSituation, match=f"has {last.par + 1} tasks of '{last.name}' .* history has {last.par}"):
+        recorded_situation([window(1.0)], replace(CASE, graphs=(other,)))
+    gone = replace(CASE.graphs[0], components=CASE.graphs[0].components[:-1])
+    with pytest.raises(BadSituation, match=f"has 0 tasks of '{last.name}'"):
+        recorded_situation([window(1.0)], replace(CASE, graphs=(gone,)))
+
+
+def test_ackers_that_were_not_measured_have_no_load() -> None:
+    acked = replace(CASE, graphs=(replace(CASE.graphs[0], ackers=2),))
+    world = World.of(recorded_situation([window(1.0)], acked))
+    demand = recorded_demands(world, [window(1.0)]).between(0.0, 10.0)
+    ackers = np.array([task.component == ACKER for _, task in world.tasks])
+    assert ackers.sum() == 2 and not demand.rate[ackers].any() and demand.rate[~ackers].all()
