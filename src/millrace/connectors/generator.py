@@ -31,8 +31,8 @@ class GeneratorSpout(ReplayableSpout):
 
     With a `rate`, tuple k is due k / rate seconds after the first call. All due tuples are emitted, however long the engine did
     not call (a spout that is held up sends the backlog afterwards, it does not lower its rate); `behind` is the number of
-    tuples that are due and not sent, and is reported as a metric. `seek` and `activate` after `deactivate` restart the
-    timetable: the time before them is not made up. A task or a split that moves keeps it, with its backlog.
+    tuples that are due and not sent, and is reported as a metric. `seek` and `activate` restart the timetable: the
+    time before them is not made up. A task or a split that moves keeps it, with its backlog.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)  # replaced in tests
@@ -48,7 +48,7 @@ class GeneratorSpout(ReplayableSpout):
         self._burst = DEFAULT_BURST
         self._pace_start: float | None = None
         self._pace_base = 0
-        self._inactive = False
+        self._inactive = self._taken_over = False
         self._reported_at = 0.0
 
     def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
@@ -83,11 +83,12 @@ class GeneratorSpout(ReplayableSpout):
         self.exhausted = self._end is not None and position >= self._end
 
     def activate(self) -> None:
-        if self._inactive:
-            self._inactive, self._pace_start = False, None
+        if not self._taken_over:  # the first call after `take_over` is not the end of a pause
+            self._pace_start = None
+        self._inactive = self._taken_over = False
 
     def deactivate(self) -> None:
-        self._inactive = True
+        self._inactive, self._taken_over = True, False
 
     def hand_over(self) -> Any:
         """The timetable: the time of day when it began, and the position that was due then."""
@@ -96,6 +97,7 @@ class GeneratorSpout(ReplayableSpout):
         return self.wall_clock() - (self.clock() - self._pace_start), self._pace_base
 
     def take_over(self, left: Any) -> None:
+        self._taken_over = True
         began, self._pace_base = left
         self._pace_start = self.clock() - (self.wall_clock() - began)
 

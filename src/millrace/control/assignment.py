@@ -69,8 +69,8 @@ class Place(NamedTuple):
 
 
 class SplitStart(NamedTuple):
-    """Where the next owner of a split goes on: its position and, as bytes, the `snapshot()` and the `hand_over()` of the
-    instance before, if it has some."""
+    """The place where the next owner of a split goes on: its position and, as bytes, the `snapshot()` and the `hand_over()` of
+    the instance before, if it has some."""
 
     position: int
     own: bytes = b""

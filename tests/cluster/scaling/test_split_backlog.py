@@ -1,4 +1,4 @@
-"""What is due and not emitted stays so when a spout is scaled or moves under back-pressure: the timetable goes with a split."""
+"""Tuples that are due and not emitted stay so when a spout is scaled or moves under back-pressure: its timetable goes along."""
 
 from __future__ import annotations
 

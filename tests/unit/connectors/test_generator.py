@@ -90,7 +90,7 @@ def pause(spout: GeneratorSpout) -> None:
     spout.activate()
 
 
-@pytest.mark.parametrize("restart", [lambda spout: spout.seek(7), pause])
+@pytest.mark.parametrize("restart", [lambda spout: spout.seek(7), lambda spout: spout.activate(), pause])
 def test_restart_does_not_catch_up_the_past(restart):
     clock = FakeClock()
     spout, recorder = attach(Numbers, {"rate": 64}, clock=clock)

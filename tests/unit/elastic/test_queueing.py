@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import pytest
 import simpy
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.special import gammaincc, gammaln
 
@@ -91,7 +91,6 @@ def in_fractions(servers: int, offered: Fraction) -> Fraction:
     return blocked / (1 - offered / servers * (1 - blocked))
 
 
-@settings(max_examples=300)
 @given(st.integers(1, 5000), st.floats(0.001, 0.999))
 @example(5000, 0.999)
 @example(1, 0.999)

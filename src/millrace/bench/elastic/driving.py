@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace.bench.elastic.figures import HandChange, LoopDecision, Par, SeenPar, Span, change_spans
+from millrace.bench.elastic.figures import HandChange, LoopDecision, Par, SeenPar, Times, change_spans
 from millrace.bench.elastic.loop_access import LoopGoal, loop_decisions
 from millrace.bench.elastic.measured_load import LoadTimetable, MeasuredElasticLoad, MeasuredLoad
 from millrace.bench.handover.capacity import directories, end_in_any_case, last_events, sleep_until
@@ -41,7 +41,7 @@ class ElasticRun:
     seen: Sequence[SeenPar]
     decisions: Sequence[LoopDecision] = ()
     changes: Sequence[HandChange] = ()
-    spans: Sequence[Span] = ()
+    spans: Sequence[Times] = ()
 
     @property
     def lost(self) -> int:

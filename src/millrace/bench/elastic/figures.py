@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from millrace.bench.migration.arrivals import ROUNDING, LoggedArrivals
+from millrace.bench.migration.arrivals import LoggedArrivals
 from millrace.control.scaling import BY_SCALING
 
 Par = Mapping[str, int]
@@ -18,7 +18,7 @@ CALM_WINDOWS = 3  # in a row that must be under T_max
 SETTLE_SECONDS = 5.0  # after a change, before its latency is measured
 AFTER_SECONDS = 1.0  # after a change, in which gaps still count as its own
 LEVEL = 1.25  # the backlog is gone from the first window that is at most so many times the median of those after it
-Span = tuple[float, float]
+Times = tuple[float, float]  # begin and end
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def steps_of(decisions: Sequence[LoopDecision], log: LoggedArrivals, begin: floa
     return rows
 
 
-def backlog_gone(windows: Sequence[Span]) -> float | None:
+def backlog_gone(windows: Sequence[tuple[float, float]]) -> float | None:
     """The beginning of the first window whose latency is about that of all windows after it, so that it does not fall any
     more; None if too few of them are left to tell."""
     for first, (start, ms) in enumerate(windows[:len(windows) - CALM_WINDOWS + 1]):
@@ -210,14 +210,14 @@ def change_figures(change: HandChange, log: LoggedArrivals, steady: float) -> di
             "key_groups_minimum": change.groups_minimum, **gaps(log, [span], [(steady, change.began)])}
 
 
-def change_spans(rows: Iterable[Mapping[str, Any]], offset: float) -> list[Span]:
+def change_spans(rows: Iterable[Mapping[str, Any]], offset: float) -> list[Times]:
     """The times of the changes of parallelism among recorded migrations, by the monotonic clock, with those shortly after
     them. `offset`: of that clock to the time of day."""
     return [(row["at"] + offset, row["at"] + offset + row["phases_ms"]["done"] / 1000 + AFTER_SECONDS)
             for row in rows if row["strategy"] == BY_SCALING]
 
 
-def calm_between(begin: float, end: float, spans: Iterable[Span]) -> list[Span]:
+def calm_between(begin: float, end: float, spans: Iterable[Times]) -> list[Times]:
     """The times between these two that are outside of all spans."""
     calm, since = [], begin
     for first, last in sorted(spans):
@@ -227,15 +227,14 @@ def calm_between(begin: float, end: float, spans: Iterable[Span]) -> list[Span]:
     return [*calm, (since, end)] if since < end else calm
 
 
-def gaps(log: LoggedArrivals, spans: Sequence[Span], calm: Sequence[Span]) -> dict[str, int | None]:
+def gaps(log: LoggedArrivals, spans: Sequence[Times], calm: Sequence[Times]) -> dict[str, int | None]:
     """The longest gap at the sinks in these times, and the usual one in as much calm time: the median of all calm times that
     are as long, or that of the longest one if none is."""
     if not spans or not calm or not log.rows:
         return {"longest_gap_ms": None, "usual_gap_ms": None}
     longest = max(log.longest_gap(begin, end) for begin, end in spans)
     seconds = min(max(end - begin for begin, end in spans), max(end - begin for begin, end in calm))
-    usual = median(log.longest_gap(end - (number + 1) * seconds, end - number * seconds) for begin, end in calm
-                   for number in range(int((end - begin) / seconds + ROUNDING)))
+    usual = median(gap for begin, end in calm for gap in log.longest_gaps(begin, end, seconds))
     return {"longest_gap_ms": round(longest * 1000), "usual_gap_ms": round(usual * 1000)}
 
 

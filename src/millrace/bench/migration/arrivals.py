@@ -111,9 +111,12 @@ class LoggedArrivals:
     def usual_gap(self, begin: float, end: float, seconds: float) -> float:
         """The longest gap in so many seconds: the median of as many slices of that length as there are between these times, of
         which the last ends at the end."""
-        count = max(1, int((end - begin) / seconds + ROUNDING))
-        length = min(seconds, end - begin)
-        return median(self.longest_gap(end - (number + 1) * length, end - number * length) for number in range(count))
+        return median(self.longest_gaps(begin, end, min(seconds, end - begin)))
+
+    def longest_gaps(self, begin: float, end: float, seconds: float) -> list[float]:
+        """The longest gap in each of as many slices of so many seconds as there are between these times, from the end on."""
+        return [self.longest_gap(end - (number + 1) * seconds, end - number * seconds)
+                for number in range(int((end - begin) / seconds + ROUNDING))]
 
     def worst_latency(self, begin: float, end: float) -> float | None:
         first, last = np.searchsorted(self.times, (begin, end))

@@ -168,12 +168,12 @@ class Splits(ReliableSpout):
                 for split, part in sorted(self.parts.items()) if splits is None or split in splits}
 
     def starts(self, splits: Iterable[int]) -> dict[int, SplitStart]:
-        """Where the next owner of these splits goes on. Nothing of them is in flight."""
+        """The places where the next owner of these splits goes on. Nothing of them is in flight."""
         return {split: SplitStart(place.position, place.own, b"" if left is None else pack_value(left))
                 for split, place in self.places(splits).items() for left in (self.parts[split].hand_over(),)}
 
     def hand_over(self) -> Any:
-        """What the splits leave to the next incarnation of the task."""
+        """The results of the splits' own calls, for the next incarnation of the task."""
         return {split: left for split, part in self.parts.items() if (left := part.hand_over()) is not None} or None
 
     def take_over(self, left: Mapping[int, Any]) -> None:

@@ -393,7 +393,7 @@ class Snapshots:
         return Snapshot(pieces, position, staged=staged, splits=splits)
 
     def _left(self) -> bytes:
-        """What the component hands over beside its state: a sink always does, a spout perhaps."""
+        """The result of the component's `hand_over()`: a sink always has one, a spout perhaps."""
         component = self.task.component
         if self.task.commits:
             return pack_value(component.hand_over())
