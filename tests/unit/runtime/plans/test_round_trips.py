@@ -12,6 +12,7 @@ from millrace.runtime.plans.round_trips import LinkProbe
 from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 
 KEYS = Keys.make()
+MANY = 30  # attempts
 
 
 @pytest.fixture
@@ -27,18 +28,22 @@ def endpoint(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
         yield bind_tcp(server, "127.0.0.1")
 
 
-def measured(probe: LinkProbe, endpoint: str) -> list[tuple[str, float, float]]:
-    probe.begin("there", [endpoint])
-    for thread in threading.enumerate():
-        if thread.name == "link probe":
-            thread.join()
-    return probe.take()
+def measured(probe: LinkProbe, endpoint: str, attempts: int = 1) -> list[tuple[str, float, float]]:
+    """What one attempt has measured; the first that has something, of several. On a busy machine one may be too late."""
+    for _ in range(attempts):
+        probe.begin("there", [endpoint])
+        for thread in threading.enumerate():
+            if thread.name == "link probe":
+                thread.join()
+        if found := probe.take():
+            return found
+    return []
 
 
 def test_the_kernel_tells_the_round_trip(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
     probe = LinkProbe(context, KEYS)
     for _ in range(20):
-        [(node, round_trip, _)] = measured(probe, endpoint)
+        [(node, round_trip, _)] = measured(probe, endpoint, MANY)
         assert node == "there" and round_trip > 0
     probe.close()
 
@@ -48,7 +53,7 @@ def test_a_peer_that_refuses_the_connection_does_not_hold_the_probe(context: zmq
     stranger = LinkProbe(context, Keys.make())
     assert measured(stranger, endpoint) == []
     stranger.close()
-    assert len(measured(LinkProbe(context, KEYS), endpoint)) == 1  # nothing is left of the failed attempt
+    assert len(measured(LinkProbe(context, KEYS), endpoint, MANY)) == 1  # nothing is left of the failed attempt
 
 
 def test_nobody_listens(context: zmq.Context[zmq.Socket[bytes]]) -> None:
