@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 from millrace.api.spout import ReplayableSpout
 from millrace.connectors.redis import connect, text_of
-from millrace.connectors.redis_log_reader import Block, LogReader, numbers_of, place_of
+from millrace.connectors.redis_log_reader import Block, LogReader, id_at, numbers_of
 from millrace.connectors.settings import optional_module, setting
 from millrace.errors import MillraceError
 
@@ -106,7 +106,7 @@ class RedisLogSpout(ReplayableSpout):
         if self._seen is None and self._next_position == 0:
             self._seen = removed  # entries removed before the first read do not count
         deleted = numbers_of(info["max-deleted-entry-id"])
-        if deleted > (0, 0) and deleted >= place_of(self._next_position):  # no entry has the id 0-0
+        if deleted > (0, 0) and deleted >= id_at(self._next_position):  # no entry has the id 0-0
             self._at_least = True
         if first and self._reader.position(first[0]) <= self._next_position:
             return  # streams are trimmed from the front, and no unread entry was reached
@@ -122,7 +122,7 @@ class RedisLogSpout(ReplayableSpout):
             self._lost(f"{missing} entries from there on were trimmed or deleted before they were read")
 
     def _lost(self, why: str) -> NoReturn:
-        ms, sequence = place_of(self._next_position)
+        ms, sequence = id_at(self._next_position)
         raise MillraceError(f"{self.component_name}: task {self.task_index} cannot resume the stream {self._key!r} at "
                             f"{ms}-{sequence}: {why}. Restore them, or start the topology under a new name; and trim the "
                             "stream less.")

@@ -78,7 +78,7 @@ class LogReader:
     def look(self, start: int) -> tuple[dict[str, Any] | None, list[Entry]]:
         """The server's information about the stream, or None if it does not exist, and the entries from a position on, read
         atomically."""
-        ms, sequence = place_of(start)
+        ms, sequence = id_at(start)
         if ms and not sequence:
             ms, sequence = ms - 1, LARGEST_SEQUENCE + 1  # ids that do not fit are an error and must not be skipped
         with self._redis.pipeline(transaction=True) as pipe:
@@ -133,7 +133,7 @@ def fits(id: bytes) -> bool:
     return ms <= LARGEST_MS and sequence <= LARGEST_SEQUENCE
 
 
-def place_of(position: int) -> tuple[int, int]:
+def id_at(position: int) -> tuple[int, int]:
     """A position as the numbers of an id."""
     return position >> SEQUENCE_BITS, position & LARGEST_SEQUENCE
 

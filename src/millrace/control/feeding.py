@@ -96,8 +96,8 @@ def choose(feeds: Sequence[FeedAddress], boot: str, turn: int) -> FeedAddress | 
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """Where batches go. `owners`: by split, the index of the feed of the task that has it, or -1 if that has not told its
-    address; empty if the spout has no splits, so that a batch can go to any task."""
+    """The destinations of batches. `owners`: by split, the index of the feed of the task that has it, or -1 if that has not
+    told its address; empty if the spout has no splits, so that a batch can go to any task."""
 
     feeds: Sequence[FeedAddress] = ()
     owners: Sequence[int] = ()

@@ -27,7 +27,7 @@ from millrace.runtime.wire.transport import Keys, bind_tcp, serve
 log = logging.getLogger("millrace.worker")
 PUSHES_PER_TURN = 64  # read in one call while none of them is new
 
-Sender = tuple[zmq.Socket[Any], bytes]
+FeedSender = tuple[zmq.Socket[Any], bytes]
 
 
 class NoFeeds:
@@ -84,22 +84,22 @@ class SocketFeed:
 
     def __init__(self, sockets: list[zmq.Socket[Any]], path: Path, counters: Counter[str]) -> None:
         self._sockets, self._path, self._counters = sockets, path, counters
-        self._splits: dict[int, SplitFeed] = {}
+        self._splits: dict[int, SplitInbox] = {}
         self._closed = False
 
     def whole(self) -> WholeFeed:
         """The feed of a spout without splits."""
         return WholeFeed(self, self.split(0))
 
-    def split(self, number: int) -> SplitFeed:
+    def split(self, number: int) -> SplitInbox:
         """The feed of a split that the task reads, or is about to read."""
-        return self._splits.setdefault(number, SplitFeed(self, number))
+        return self._splits.setdefault(number, SplitInbox(self, number))
 
     def forget(self, number: int) -> None:
         """Return batches for this split from now on: another task reads it."""
         self._splits.pop(number, None)
 
-    def receive(self) -> SplitFeed | None:
+    def receive(self) -> SplitInbox | None:
         """Take one batch to its split; batches of splits that the task does not read are returned. None if there is none or the
         feed is closed (a task being replaced may be polled once more)."""
         while not self._closed and (received := self._receive()) is not None:
@@ -130,7 +130,7 @@ class SocketFeed:
                 socket.close()
             self._path.unlink(missing_ok=True)
 
-    def answer(self, sender: Sender, answer: FeedAnswer) -> None:
+    def answer(self, sender: FeedSender, answer: FeedAnswer) -> None:
         """Answer a feeder. If it misses the answer, it sends the batch again."""
         socket, identity = sender
         if not self._closed:
@@ -139,7 +139,7 @@ class SocketFeed:
             except zmq.ZMQError as error:
                 log.debug("an ack could not be sent: %s", error)
 
-    def _receive(self) -> tuple[Sender, list[Any]] | None:
+    def _receive(self) -> tuple[FeedSender, list[Any]] | None:
         for _ in self._sockets:
             socket = self._sockets.pop(0)  # in turn, so that none starves
             self._sockets.append(socket)
@@ -155,13 +155,13 @@ class SocketFeed:
         log.warning("dropped: %s", error)
 
 
-class SplitFeed:
+class SplitInbox:
     """The batches of one split."""
 
     def __init__(self, feed: SocketFeed, number: int) -> None:
         self._feed, self._number = feed, number
         self._intake = Intake()
-        self.waiting: deque[tuple[Sender, Push, Any]] = deque()
+        self.waiting: deque[tuple[FeedSender, Push, Any]] = deque()
 
     def take(self) -> tuple[Key, pa.RecordBatch] | None:
         """The next new batch; None if there is none now."""
@@ -206,7 +206,7 @@ class SplitFeed:
 class WholeFeed:
     """The feed of a task without splits, which ends with it."""
 
-    def __init__(self, feed: SocketFeed, only: SplitFeed) -> None:
+    def __init__(self, feed: SocketFeed, only: SplitInbox) -> None:
         self._feed = feed
         self.take, self.done, self.refuse = only.take, only.done, only.refuse
 

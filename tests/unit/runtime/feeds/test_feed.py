@@ -18,7 +18,7 @@ import zmq
 from millrace.control.feeding import FEED, FEED_WINDOW, FeedAddress, Key
 from millrace.errors import FeedingFailed, MillraceError
 from millrace.runtime.feeds import feeder
-from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds, SplitFeed, WholeFeed
+from millrace.runtime.feeds.feed import NoFeeds, SocketFeed, SocketFeeds, SplitInbox, WholeFeed
 from millrace.runtime.feeds.feeder import Feeder, Feeding
 from millrace.runtime.feeds.messages import Done, Push, Refused, Returned, read_feed_answer
 from millrace.runtime.wire import messages as wire
@@ -70,7 +70,7 @@ def push(socket: zmq.Socket[Any], sequence: int = 0, batch: pa.RecordBatch = BAT
     socket.send_multipart([wire.encode(Push("q", 0, 0, sequence, digest, split)), encode_batch(batch)])
 
 
-def taken(feed: WholeFeed | SplitFeed) -> tuple[Key, pa.RecordBatch]:
+def taken(feed: WholeFeed | SplitInbox) -> tuple[Key, pa.RecordBatch]:
     """Wait for the next new batch."""
     poller = zmq.Poller()
     for socket in feed._feed._sockets:
@@ -215,7 +215,7 @@ class Surroundings(threading.Thread):
 class Spouts:
     """Takes each batch from the feeds and reports it done."""
 
-    def __init__(self, *feeds: WholeFeed | SplitFeed) -> None:
+    def __init__(self, *feeds: WholeFeed | SplitInbox) -> None:
         self.feeds, self.rows, self.pieces = list(feeds), Counter[str](), Counter[int]()
 
     def __call__(self) -> None:
