@@ -67,9 +67,11 @@ class Thresholds:
                                                and relieves(before, after, moves))
 
     def overfills(self, problem: Problem, assignment: Ints) -> bool:
-        """True if the plan fills nodes and workers more than it may, or more than there is: it would soon be reverted."""
-        return any(problem.excess(assignment, share) > problem.excess(problem.current, share) + NEGLIGIBLE
-                   for share in (min(self.fills + TOLERANCE, 1.0), 1.0))
+        """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
+        reverted."""
+        fills = min(self.fills + TOLERANCE, 1.0)
+        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NEGLIGIBLE
+                or rises(*(problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))))
 
     def gains(self, before: float, after: float) -> bool:
         return after < before and after <= before * (1 - self.min_gain)
