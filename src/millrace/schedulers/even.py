@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, zip_longest
 from typing import NamedTuple
@@ -44,13 +44,16 @@ class Even:
         most = {graph.name: WORKERS.of(graph.config) for graph in graphs}
         slots = _SlotCounts(cluster, self.one_worker_per_node, most, pinned)
         self._keep(slots, graphs, plan)
-        placed = sum(slots.place(graph.name, graph.tasks()) for graph in graphs)
-        moved = slots.level() if self.spread_back else 0
+        for graph in graphs:
+            slots.place(graph.name, graph.tasks())
+        if self.spread_back:
+            slots.level()
         plans = {graph.name: next_plan(graph, plan.get(graph.name), slots.placements[graph.name]) for graph in graphs}
         problem = Problem.of(graphs, cluster, load, {**plan, **plans})
         overload = problem.overload(problem.current) if problem.nodes else ()
         if all(plan.get(name) == new for name, new in plans.items()):
             return NoChange(f"all tasks of {len(plans)} topologies are on live slots", overload)
+        placed, moved = _changes(plans, plan, {slot.number for slot in cluster.slots})
         return NewPlan(plans, f"{placed} tasks placed and {moved} moved, on {len(cluster.slots)} slots", overload)
 
     def place(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
@@ -69,6 +72,17 @@ class Even:
                 tasks = set(graph.tasks())
                 slots.keep(graph.name, {task: slot for task, slot in plan[graph.name].placement.items()
                                         if task in tasks})
+
+
+def _changes(plans: Mapping[str, Plan], running: Mapping[str, Plan], alive: Collection[int]) -> tuple[int, int]:
+    """The number of tasks that had no live slot, and of those that had another one."""
+    placed = moved = 0
+    for name, new in plans.items():
+        old = running[name].placement if name in running else {}
+        for task, slot in new.placement.items():
+            placed += old.get(task) not in alive
+            moved += old.get(task) in alive and old[task] != slot
+    return placed, moved
 
 
 def _no_slots(graphs: Sequence[TopologyGraph], cluster: Cluster) -> CannotPlace:
@@ -121,8 +135,8 @@ class _SlotCounts:
             if slot in kept or (slot in self.counts and _Group(topology, task.component) in self.pinned):
                 self.put(topology, task, slot)
 
-    def place(self, topology: str, tasks: Sequence[TaskId]) -> int:
-        """Puts each task that has no slot yet on the least loaded one; returns their number."""
+    def place(self, topology: str, tasks: Sequence[TaskId]) -> None:
+        """Puts each task that has no slot yet on the least loaded one."""
         homeless = [task for task in tasks if task not in self.placements[topology]]
         for component, group in groupby(homeless, key=lambda task: task.component):
             key = _Group(topology, component)
@@ -136,11 +150,10 @@ class _SlotCounts:
                 count, alike, rank, slot = heap[0]
                 self.put(topology, task, slot)
                 heapq.heapreplace(heap, (count + 1, alike + 1, rank, slot))
-        return len(homeless)
 
-    def level(self) -> int:
+    def level(self) -> None:
         """Moves tasks until all slots have equally many, then until they have equally many of each component, give or take
-        one; returns the number of moves."""
+        one."""
         groups = sorted({group for on_slot in self.on.values() for group in on_slot} - self.pinned)
         moved, before = 0, -1
         while moved != before:  # a component that is spread may open the way for a move that its topology was not allowed
@@ -149,7 +162,6 @@ class _SlotCounts:
                 self.move(*move)
                 moved += 1
             moved += sum(self.spread(group) for group in groups)
-        return moved
 
     def spread(self, group: _Group) -> int:
         """Moves tasks of the component from slots with many of them to slots with few, and others in return so that the slots

@@ -148,3 +148,12 @@ def test_when_one_of_its_workers_is_lost_another_takes_its_place() -> None:
     asking = replace(graph(a=4), config={"topology.workers": 2})
     result = EVEN.schedule([asking], cluster(n1=[0, 1], n2=[3]), {}, {"t": plan(a=[0, 2, 0, 2])})
     assert isinstance(result, NewPlan) and result.plans["t"] == plan(2, a=[0, 3, 0, 3])
+
+
+def test_the_reason_counts_tasks_and_not_steps() -> None:
+    # Tasks pass through other slots while the slots are levelled.
+    running = plan(a=[0] * 20, b=[1] * 20, c=[2] * 20, d=[9] * 2)
+    result = EVEN.schedule([graph(a=20, b=20, c=20, d=2)], cluster(n1=[0, 1], n2=[2, 3], n3=[4]), {}, {"t": running})
+    assert isinstance(result, NewPlan)
+    moved = sum(slot != result.plans["t"].placement[task] for task, slot in running.placement.items()) - 2
+    assert result.reason == f"2 tasks placed and {moved} moved, on 5 slots"

@@ -78,6 +78,7 @@ class OverloadWatch:
     def forget(self, places: Collection[str]) -> None:
         """Forget the loads of places whose tasks have changed: they tell nothing of those to come."""
         self._shares = {where: shares for where, shares in self._shares.items() if where not in places}
+        self._changes = {where: changes for where, changes in self._changes.items() if where not in places}
 
     def lasting(self, threshold: float) -> list[PlaceLoad]:
         """The places that have been overloaded for some windows, with their load in the newest."""

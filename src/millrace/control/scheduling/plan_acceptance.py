@@ -39,19 +39,39 @@ from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
 
 PAYBACK_SECONDS = 300.0
 TOLERANCE = 0.02  # by which loads over several windows may exceed the estimate that a plan was made for
+DAMPING = 0.3  # share of the cost that a plan must save if all tasks have moved shortly before
+OTHER_LOAD = 0.2  # share by which the cost may differ from the one promised if the load is the same
 NEWEST = 3  # windows over which an overload is averaged: few, since it may have come suddenly
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The plans shortly before: the share of all tasks that they moved, and the cost of traffic that the last one promised;
+    None if there was none."""
+
+    moved: float = 0.0
+    promised: float | None = None
+
+    def least_gain(self, cost: float, moves: int) -> float:
+        """The share of the cost that a plan with so many moves must save. Noise shows a scheduler new plans all the time, and
+        each may be a little better. So, while the cost is as promised, more is asked the more tasks have moved. A single move
+        is exempt: it is how some schedulers work."""
+        if self.promised is None or moves <= 1 or abs(cost - self.promised) > OTHER_LOAD * self.promised:
+            return 0.0
+        return DAMPING * min(self.moved, 1.0)
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """Limits that a plan is held against. `overload`: share of the CPU of a node or worker, or of a worker's time, that counts
     as overload; `fills`: the share up to which a plan may fill them. `payback`: seconds within which a plan must save more than
-    its moves cost."""
+    its moves cost. `settled`: what plans shortly before ask of this one."""
 
     min_gain: float = 0.0
     overload: float = 0.95
     fills: float = 0.9
     payback: float = PAYBACK_SECONDS
+    settled: Settled = field(default_factory=lambda: Settled())
 
     def relieves(self, problem: Problem, assignment: Ints, lasting: Flags) -> bool:
         """True if the plan relieves some of the `lasting` overloads by enough for its moves, and neither makes nor worsens
@@ -67,12 +87,14 @@ class Thresholds:
                                                and relieves(before, after, moves))
 
     def overfills(self, problem: Problem, assignment: Ints) -> bool:
-        """True if the plan fills nodes and workers more than it may, or more than there is: it would soon be reverted."""
-        return any(problem.excess(assignment, share) > problem.excess(problem.current, share) + NEGLIGIBLE
-                   for share in (min(self.fills + TOLERANCE, 1.0), 1.0))
+        """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
+        reverted."""
+        fills = min(self.fills + TOLERANCE, 1.0)
+        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NEGLIGIBLE
+                or rises(*(problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))))
 
-    def gains(self, before: float, after: float) -> bool:
-        return after < before and after <= before * (1 - self.min_gain)
+    def gains(self, before: float, after: float, least: float = 0.0) -> bool:
+        return after < before and after <= before * (1 - max(self.min_gain, least))
 
 
 def _excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) -> tuple[Floats, Floats]:
@@ -117,17 +139,18 @@ class Review:
 
 @dataclass(frozen=True)
 class _Gain:
-    """One way in which a plan may be better. `enough`: by the minimum gain, as the load is estimated. `rate`: tuples per second
-    that it saves by that estimate; `rates`: in each of the last windows."""
+    """One way in which a plan may be better. `enough`: by the share `least`, as the load is estimated. `rate`: tuples per
+    second that it saves by that estimate; `rates`: in each of the last windows."""
 
     enough: bool
+    least: float
     rate: float
     rates: Sequence[float]
 
     def shortfall(self, thresholds: Thresholds, cost: float) -> str:
         """The reason why this does not justify the plan; empty if it does. `cost` of the moves, in tuples."""
         if not self.enough:
-            return f"below the minimum gain, {thresholds.min_gain:.0%}"
+            return f"below the minimum gain, {self.least:.0%}"
         if not exceeds_noise(self.rates):
             return f"not more than noise in the last {len(self.rates)} windows"
         saved = (fmean(self.rates) if self.rates else self.rate) * thresholds.payback
@@ -162,9 +185,11 @@ def review(situation: Situation, plans: Mapping[str, Plan], thresholds: Threshol
     if after.nodes_used < before.nodes_used and after.cost <= before.cost:
         return Review(moved, expected)
     weight = _weight_of_tuple(problem)
-    traffic = _Gain(thresholds.gains(before.cost, after.cost), (before.cost - after.cost) / weight,
+    least = thresholds.settled.least_gain(before.cost, after.moved)
+    traffic = _Gain(thresholds.gains(before.cost, after.cost, least), max(least, thresholds.min_gain),
+                    (before.cost - after.cost) / weight,
                     [gain / weight for gain in traffic_gains(situation, plans, evidence.windows, objective)])
-    balance = _Gain(thresholds.gains(*skews), sum(balance_gains(situation, plans, [situation.load])),
+    balance = _Gain(thresholds.gains(*skews), thresholds.min_gain, sum(balance_gains(situation, plans, [situation.load])),
                     balance_gains(situation, plans, evidence.group_windows))
     if not all(shortfalls := [gain.shortfall(thresholds, cost) for gain in (traffic, balance)]):
         return Review(moved, expected)

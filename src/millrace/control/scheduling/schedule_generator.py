@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.control.scheduling.move_costs import MoveCosts
 from millrace.control.scheduling.overload import OverloadWatch, PlaceLoad
-from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Thresholds, review
+from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Settled, Thresholds, review
 from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
 from millrace.control.scheduling.relief_pauses import ReliefPauses
 from millrace.control.strategies import catalogue
@@ -32,6 +32,7 @@ from millrace.schedulers.registry import COOL_DOWN_SECONDS, PACKING, traits
 
 DECISIONS_KEPT = 200
 MIN_GAIN = 0.02
+SETTLING_ANSWERS = 60  # for which a plan makes later ones of the same scheduler harder
 OBJECTIVE = ("minimise", "between_workers")  # parameters of schedulers that say what they minimise
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
 BALANCE = "balance"  # the scheduler that the policy puts beside others
@@ -147,6 +148,8 @@ class ScheduleGenerator:
         self._windows: deque[WindowLoads] = deque(maxlen=WINDOWS_KEPT)
         self._group_windows: deque[WindowLoads] = deque(maxlen=GROUP_WINDOWS_KEPT)
         self._pauses = ReliefPauses()
+        self._answers = 0  # of the scheduler
+        self._plans: deque[tuple[int, int, float]] = deque(maxlen=DECISIONS_KEPT)  # enacted: answers until then, moves, cost
         self._changed: set[str] = set()  # places whose tasks the newest plan changes
         self._pressed = False  # a topology falls behind its sources
         self.costs = MoveCosts()
@@ -156,6 +159,7 @@ class ScheduleGenerator:
         or dry run notwithstanding."""
         self.choice, self.policy, self.enacts_next = choice, policy, enact
         self._pauses.end()
+        self._plans.clear()
         self.ask()
 
     def ask(self) -> None:
@@ -276,8 +280,16 @@ class ScheduleGenerator:
         return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
 
     def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
-        thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback)
+        thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback, self._settled(situation))
         return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
+
+    def _settled(self, situation: Situation) -> Settled:
+        """What the plans enacted for the last answers have moved and promised."""
+        recent = [(moves, cost) for answer, moves, cost in self._plans if self._answers - answer < SETTLING_ANSWERS]
+        tasks = sum(len(graph.tasks()) for graph in situation.graphs)
+        if not recent or not tasks:
+            return Settled()
+        return Settled(sum(moves for moves, _ in recent) / tasks, recent[-1][1])
 
     def _evidence(self) -> Evidence:
         """Without a window there is only the estimate to go by."""
@@ -291,6 +303,7 @@ class ScheduleGenerator:
     def _decided(self, trigger: str, outcome: str, reason: str, at: float, moved: tuple[str, ...] = (),
                  expected: Mapping[str, Any] | None = None, by: str = "") -> Decision:
         """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use."""
+        self._answers += 1
         if outcome == ENACTED:
             self._pauses.end()
         else:
@@ -311,6 +324,8 @@ class ScheduleGenerator:
 
     def enacted(self, decision: Decision, now: float) -> None:
         self._enacted_at, self._watched = now, decision.number
+        after = decision.expected.get("after", {})
+        self._plans.append((self._answers, int(after.get("moved", 0)), float(after.get("cost", 0.0))))
         self._watch.forget(self._changed)
 
     def overtaken(self, decision: Decision, why: str, passes: bool = True) -> Decision:

@@ -58,6 +58,6 @@ def test_a_load_below_the_threshold_is_no_overload(shares: list[float]) -> None:
     assert not lasts(shares, 0.95)
 
 
-@given(st.lists(st.floats(0.98, 0.99), min_size=LASTING, max_size=10))
+@given(st.lists(st.floats(0.98, 0.99), min_size=2 * LASTING, max_size=10))
 def test_a_steady_load_above_it_is_one(shares: list[float]) -> None:
     assert lasts(shares, 0.95)
