@@ -180,8 +180,10 @@ def _set(value: Any) -> str:
 def _print_scheduler(answer: dict[str, Any]) -> None:
     parameters = _pairs(answer["parameters"])
     estimator = f"{answer['estimator']['name']} {_pairs(answer['estimator']['parameters'])}"
-    rows = {"scheduler": answer["scheduler"] + (f" ({parameters})" if parameters else ""), "policy": _policy(answer["policy"]),
-            "load": f"windows of {answer['window_seconds']:g} s, estimator {estimator}"}
+    policy = dict(answer["policy"])
+    polls = f"agents every {policy.pop('agent_poll'):g} s, workers every {policy.pop('worker_poll'):g} s"
+    rows = {"scheduler": answer["scheduler"] + (f" ({parameters})" if parameters else ""), "policy": _policy(policy),
+            "polls": polls, "load": f"windows of {answer['window_seconds']:g} s, estimator {estimator}"}
     if answer["enacts_next"]:
         rows["next"] = f"its next plan is carried out whatever it gains, within {answer['window_seconds']:g} s"
     last = answer["last_decision"]

@@ -14,7 +14,8 @@ from millrace.model.prediction import Prediction
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker: the load of its process, the queue length of its tasks at the end of the window, and the share of the window
-    that its loop spent in user code: near 1 it is saturated, even if a crowded machine gives it little CPU time."""
+    in which its loop was busy with user code, routing, encoding and sending: near 1 it is saturated, even if a crowded machine
+    gives it little CPU time."""
 
     node: str
     cpu_mhz: float = 0.0

@@ -119,6 +119,7 @@ def test_set_show_and_off(cli: Cli, stream: AuditedStream) -> None:
     assert answer["estimator"] == {"name": "ewma", "parameters": {"a": 0.25}}
     answer = value(cli("scheduler", "set", "otd", "--agent-poll", "0.5", "--worker-poll", "0.125", "--json"))
     assert (answer["policy"]["agent_poll"], answer["policy"]["worker_poll"]) == (0.5, 0.125)
+    assert "polls:     agents every 0.5 s, workers every 0.125 s" in cli("scheduler", "show")[1]
     code, out, _ = cli("scheduler", "set", "off")
     assert code == 0 and out.startswith("scheduler: off\n")
 

@@ -7,8 +7,10 @@ workers, are busy nearly all the time and that does not wait for others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from millrace.config import MAX_SPOUT_PENDING
 from millrace.control.scheduling.hot_groups import pressure
@@ -60,19 +62,20 @@ def bottleneck_of(graph: TopologyGraph, sample: WindowSample, cluster: Cluster) 
     load, plan = sample.loads[graph.name], sample.plans.get(graph.name)
     if load.window_seconds <= 0 or plan is None or not (evidence := behind(graph, load)):
         return None
-    cores = {slot.number: cluster.node_of(slot.number).mhz for slot in cluster.slots}
+    cores, around = {slot.number: cluster.node_of(slot.number).mhz for slot in cluster.slots}, around_user_code(sample)
     fullness = {slot: max(worker.busy, worker.cpu_mhz / cores[slot] if cores.get(slot) else 0.0)
                 for slot, worker in sample.workers.items()}
     crowded = {task for task, slot in plan.placement.items() if fullness.get(slot, 0.0) >= FULL}
     found: list[tuple[tuple[bool, float, float], Bottleneck]] = []
     for component in graph.components:
         tasks = _tasks(load, component)
-        shares = {task: _task_share(load, seen, cores.get(plan.placement.get(task, -1), 0.0)) for task, seen in tasks.items()}
-        alone = tuple(task for task, share in shares.items() if share >= SATURATED)
-        full = {task: share for task, share in shares.items() if share >= SATURATED or (share > 0 and task in crowded)}
+        used = {task: task_time(load, task, cores.get(slot, 0.0), 1.0 if component.blocking else around.get(slot, 1.0))
+                for task in tasks for slot in [plan.placement.get(task, -1)]}
+        alone = tuple(task for task, time in used.items() if time.full)
+        full = {task: time.most for task, time in used.items() if time.full or (time.own > 0 and task in crowded)}
         waits = _mean(_share(load, tasks[task].blocked_seconds) for task in full)
         if full and waits < WAITING:
-            needed = sum(shares.values()) * pressure(graph, load, component.name) / SATURATED
+            needed = sum(time.tasks for time in used.values()) * pressure(graph, load, component.name)
             senders = [_share(load, seen.blocked_seconds) for read in component.inputs
                        for seen in _tasks(load, graph.component(read.source)).values()]
             rank = bool(alone), max(senders, default=0.0), max(full.values())
@@ -93,9 +96,43 @@ def _mean(shares: Iterable[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _task_share(load: Load, seen: TaskLoad, core: float) -> float:
-    """The share of its time in user code, or of a core, whichever is more."""
-    return max(_share(load, seen.busy_seconds), seen.cpu_mhz / core if core > 0 else 0.0)
+class TaskTime(NamedTuple):
+    """Time of a task as shares of the window. `own`: in user code, or of a core, whichever is more. `whole`: of its worker's
+    loop, with routing, encoding and sending."""
+
+    own: float
+    whole: float
+
+    @property
+    def full(self) -> bool:
+        """True if it is full by itself, wherever it is."""
+        return self.own >= SATURATED or self.whole >= FULL
+
+    @property
+    def most(self) -> float:
+        return max(self.own, self.whole)
+
+    @property
+    def tasks(self) -> float:
+        """The tasks that would just carry its load."""
+        return max(self.own / SATURATED, self.whole / FULL)
+
+
+def task_time(load: Load, task: TaskId, core: float, around: float) -> TaskTime:
+    """`core`: its clock in MHz, 0 if it is not known. `around`: as `around_user_code` of its worker."""
+    seen = load.tasks[task]
+    busy = _share(load, seen.busy_seconds)
+    return TaskTime(max(busy, seen.cpu_mhz / core if core > 0 else 0.0), min(busy * around, 1.0))
+
+
+def around_user_code(sample: WindowSample) -> dict[int, float]:
+    """By slot: how many times as long the worker's loop was busy as its tasks were in user code."""
+    own: Counter[int] = Counter()
+    for name, load in sample.loads.items():
+        placement = sample.plans[name].placement if name in sample.plans else {}
+        for task in load.tasks:
+            own[placement.get(task, -1)] += load.capacity(task)  # type: ignore[assignment]  # a Counter may count fractions
+    return {slot: max(worker.busy / own[slot], 1.0) for slot, worker in sample.workers.items() if own[slot] > 0}
 
 
 @dataclass(slots=True)

@@ -8,19 +8,20 @@ windows and by more than their noise.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 
-from millrace.model.cluster import Cluster
+from millrace.model.cluster import Cluster, Node
 from millrace.model.sample import WindowSample
 
 LASTING = 3  # windows whose mean has to be above the threshold, at least
 WINDOWS_KEPT = 10
 SURE = 4.0  # standard errors by which it has to be above: there are many places and windows
 ROUNDING = 1e-9
+FULL = 0.99, 1.01  # shares of a place as they are measured while it has no time or CPU left
 LEAST_NOISE = 0.01  # standard deviation of a window: few windows may look more alike than they are
 CHANGES_KEPT = 40  # of a place's load from window to window: few would tell little of its noise
 FEW_CHANGES = 3.0
@@ -29,27 +30,58 @@ FROM_MEDIAN = 1.4826 / math.sqrt(2)  # standard deviation of a window over the m
 
 @dataclass(frozen=True, slots=True)
 class PlaceLoad:
-    """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window."""
+    """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window. `slots`: of its
+    workers."""
 
     where: str  # "node a", "worker 3"
     share: float
     text: str
+    slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """The CPU that the workers of all nodes which have the same cores use in a window, in MHz, and the most that they can
+    use."""
+
+    nodes: tuple[str, ...]
+    used: float
+    capacity: float
+
+    @property
+    def name(self) -> str:
+        return " with ".join(self.nodes)
+
+    @property
+    def share(self) -> float:
+        return self.used / self.capacity if self.capacity > 0 else 0.0
+
+
+def machine_loads(sample: WindowSample, cluster: Cluster) -> list[MachineLoad]:
+    """The loads of all machines. A node's own part of a machine is no limit: what one does not use, others can have."""
+    by_machine: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in cluster.nodes:
+        by_machine[node.machine or node.name].append(node)
+    return [MachineLoad(tuple(node.name for node in nodes),
+                        sum(sample.nodes[node.name].cpu_mhz for node in nodes if node.name in sample.nodes),
+                        sum(node.capacity_mhz for node in nodes)) for nodes in by_machine.values()]
 
 
 def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
-    """The loads of all nodes and workers in a window. A worker that waits in user code has a busy loop without using CPU."""
-    for node in cluster.nodes:
-        used = sample.nodes[node.name].cpu_mhz if node.name in sample.nodes else 0.0
-        if node.capacity_mhz > 0:
-            yield PlaceLoad(f"node {node.name}", used / node.capacity_mhz,
-                            f"node {node.name} uses {used:,.0f} of {node.capacity_mhz:,.0f} MHz")
+    """The loads of all nodes and workers in a window; nodes that have the same cores are one place. A worker that waits in user
+    code has a busy loop without using CPU."""
+    for machine in machine_loads(sample, cluster):
+        if machine.capacity > 0:
+            where = f"node {machine.name}"
+            slots = tuple(slot.number for slot in cluster.slots if slot.node in machine.nodes)
+            yield PlaceLoad(where, machine.share, f"{where} uses {machine.used:,.0f} of {machine.capacity:,.0f} MHz", slots)
     for slot in cluster.slots:
         worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
         used, busy = (worker.cpu_mhz, worker.busy) if worker is not None else (0.0, 0.0)
         share = used / core if core > 0 else 0.0
         text = (f"worker {slot.number} uses {used:,.0f} of the {core:,.0f} MHz of a core" if share >= busy else
-                f"worker {slot.number} was in user code for {busy:.0%} of the time")
-        yield PlaceLoad(f"worker {slot.number}", max(share, busy), text)
+                f"the loop of worker {slot.number} was busy for {busy:.0%} of the time")
+        yield PlaceLoad(f"worker {slot.number}", max(share, busy), text, (slot.number,))
 
 
 def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[str]:
@@ -89,10 +121,14 @@ class OverloadWatch:
 def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()) -> bool:
     """True if the mean of the newest windows, three or more, is above the threshold by more than their noise. The differences
     of successive windows tell the noise: a load that has changed once, however much, changes only one of them. `changes`: of
-    more windows than these; a few differences may be small by chance, so the noise may be more than they show."""
+    more windows than these; a few differences may be small by chance, so the noise may be more than they show. A full place has
+    no room for noise above the threshold: there it is enough that the load is as good as full in half of all windows kept."""
     if len(shares) < LASTING:
         return False
     changes = changes or [abs(new - old) for old, new in pairwise(shares)]
     noise = max(FROM_MEDIAN * median(changes) * (1 + FEW_CHANGES / len(changes)), LEAST_NOISE)
+    if (len(shares) == WINDOWS_KEPT and fmean(shares) >= threshold and median(shares) >= max(FULL[0], threshold)
+            and max(shares) <= FULL[1]):
+        return True
     return any(fmean(shares[-count:]) - SURE * noise / math.sqrt(count) >= threshold - ROUNDING
                for count in range(LASTING, len(shares) + 1))

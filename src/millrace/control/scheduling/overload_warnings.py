@@ -4,12 +4,12 @@ shown as long as it lasts, and its end is reported."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace.config import ACKERS
 from millrace.control.events import Say
-from millrace.control.scheduling.bottlenecks import SATURATED, Bottleneck
+from millrace.control.scheduling.bottlenecks import SATURATED, Bottleneck, TaskTime, around_user_code, task_time
 from millrace.control.scheduling.overload import PlaceLoad, place_loads
 from millrace.errors import MillraceError
 from millrace.model.cluster import Cluster
@@ -51,12 +51,12 @@ class Relief:
         return f"{text}. No other placement helps{advice}" + (f". {more}" if more.startswith("Add") else "")
 
     def of_place(self, place: PlaceLoad) -> str:
-        tasks = self._tasks_at(place.where)
-        heaviest = max(tasks, key=lambda row: row[2], default=None)
+        tasks = self._tasks_at(place.slots)
+        heaviest = max(tasks, key=lambda row: row[2].most, default=None)
         here = f", with {len(tasks)} {'task' if len(tasks) == 1 else 'tasks'}" if tasks else ""
-        if heaviest is not None and place.where.startswith("worker") and heaviest[2] >= SATURATED:
-            name, task, share = heaviest
-            return (f"{place.text}{here}. {task} of {name} alone needs {share:.0%}, so no other placement helps"
+        if heaviest is not None and place.where.startswith("worker") and heaviest[2].full:
+            name, task, time = heaviest
+            return (f"{place.text}{here}. {task} of {name} alone needs {time.most:.0%}, so no other placement helps"
                     f"{self._more_like(self.graphs[name], task)}")
         return f"{place.text}{here}. {self._tried()}{self._workers(0.0)}"
 
@@ -101,17 +101,17 @@ class Relief:
             return f"Add {missing} {'worker' if missing == 1 else 'workers'} with `millrace workers add {missing}`"
         return "Other workers have room: choose another scheduler, or move tasks with `millrace move`"
 
-    def _tasks_at(self, where: str) -> list[tuple[str, TaskId, float]]:
-        """The tasks of a worker or node: topology, task, and its share of a loop or core."""
-        slots = {slot.number for slot in self.cluster.slots if where in (f"worker {slot.number}", f"node {slot.node}")}
+    def _tasks_at(self, slots: Collection[int]) -> list[tuple[str, TaskId, TaskTime]]:
+        """The tasks of these workers: topology, task, and its time."""
+        around = around_user_code(self.sample)
         rows = []
         for name, plan in self.plans.items():
             load = self.sample.loads.get(name)
             for task, slot in plan.placement.items():
                 if slot in slots and load is not None and task in load.tasks and name in self.graphs:
-                    core = self.cluster.node_of(slot).mhz
-                    used = load.tasks[task].cpu_mhz / core if core > 0 else 0.0
-                    rows.append((name, task, max(load.capacity(task), used)))
+                    blocking = task.component != ACKER and self.graphs[name].component(task.component).blocking
+                    time = task_time(load, task, self.cluster.node_of(slot).mhz, 1.0 if blocking else around.get(slot, 1.0))
+                    rows.append((name, task, time))
         return rows
 
 

@@ -22,18 +22,20 @@ COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMeters:
-    """A worker's last report: CPU and memory use of its process since it started, the time by the worker's clock, and the CPU
-    use of all processes on its machine; 0 if that is not measured."""
+    """A worker's last report: CPU and memory use of its process since it started, the time by the worker's clock, the CPU use
+    of all processes on its machine, and the time in which its loop had something to do; 0 where that is not measured."""
 
     generation: int
     cpu_seconds: float
     memory_mb: float
     at: float = 0.0
     machine_cpu_seconds: float = 0.0
+    loop_seconds: float = 0.0
 
     @classmethod
     def of(cls, report: Report) -> WorkerMeters:
-        return cls(report.generation, report.cpu_seconds, report.memory_mb, report.at, report.machine_cpu_seconds)
+        return cls(report.generation, report.cpu_seconds, report.memory_mb, report.at, report.machine_cpu_seconds,
+                   report.loop_seconds)
 
 
 @dataclass(slots=True)
@@ -168,16 +170,17 @@ class LoadMonitor:
         return given
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
-        """CPU seconds of each worker in the window. A process that joined in the window may be older: if it has used more than
-        the window's length, the share that falls into the window is unknown and counts as 0."""
+        """CPU seconds and loop time of each worker in the window. A process that joined in the window may be older: if it has
+        used more than the window's length, the share that falls into the window is unknown and counts as 0."""
         used = {}
         for slot, meters in workers.items():
             before = self._workers.get(slot)
+            cpu, loop = meters.cpu_seconds, meters.loop_seconds
             if before is not None and before.generation == meters.generation:
-                cpu = meters.cpu_seconds - before.cpu_seconds
-            else:
-                cpu = meters.cpu_seconds if meters.cpu_seconds <= seconds else 0.0
-            used[slot] = WorkerMeters(meters.generation, max(cpu, 0.0), meters.memory_mb)
+                cpu, loop = cpu - before.cpu_seconds, loop - before.loop_seconds
+            elif cpu > seconds:
+                cpu = loop = 0.0
+            used[slot] = WorkerMeters(meters.generation, max(cpu, 0.0), meters.memory_mb, loop_seconds=max(loop, 0.0))
         self._workers = dict(workers)
         return used
 
@@ -206,7 +209,8 @@ class LoadMonitor:
         for slot in cluster.slots:
             meters, total = used.get(slot.number, WorkerMeters(0, 0.0, 0.0)), totals.get(slot.number, _WorkerTotals())
             mhz = meters.cpu_seconds / seconds * cluster.node_of(slot.number).mhz
-            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, total.queue_length, total.busy / seconds)
+            busy = max(meters.loop_seconds, total.busy)  # executors of the microbatch engine have no such loop
+            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, total.queue_length, busy / seconds)
             by_node[slot.node].append(workers[slot.number])
         return workers, {node.name: NodeLoad(sum(worker.cpu_mhz for worker in by_node[node.name]), node.capacity_mhz,
                                              node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]),

@@ -26,6 +26,7 @@ from millrace.control.scheduling.capacity import (
     Workforce,
     shortage_of,
 )
+from millrace.control.scheduling.overload import machine_loads
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import STARTING, STOPPING, WAITING
 from millrace.control.wording import workers_named
@@ -118,7 +119,7 @@ class CapacityLoop:
         generator = self._master.scheduling.generator
         if generator.cooling(now) or any(load.settling for load in sample.loads.values()):
             return None
-        nodes = {name: node.cpu_mhz / node.capacity_mhz for name, node in sample.nodes.items() if node.capacity_mhz > 0}
+        nodes = {machine.name: machine.share for machine in machine_loads(sample, self._master.state.cluster())}
         return shortage_of(list(self._workers()), nodes, generator.overload,
                            moves=generator.choice.name != OFF and not generator.policy.dry_run,
                            grows=self._master.scheduling.elastic.grows)

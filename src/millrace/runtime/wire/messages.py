@@ -245,6 +245,7 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     reached: list[tuple[int, int, int]] = []  # topology, task or split, position before which it has sent everything
     ackers: list[dict[str, Any]] = []  # as `tasks`; waves do not pass them
     machine_cpu_seconds: float = 0.0  # of all processes that share its cores
+    loop_seconds: float = 0.0  # in which the worker's loop was not waiting for anything to do
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""

@@ -163,6 +163,7 @@ class WorkerProcess:
         self.threads = TaskThreads()
         self._process = psutil.Process()
         self._deducts = OTHER_PROCESSES.of(setup.settings) == "deduct"
+        self._loop_seconds = 0.0  # of all generations
         self._former = 0  # the generation under which this process was fenced
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
@@ -266,12 +267,13 @@ class WorkerProcess:
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             poller.register(source, zmq.POLLIN)
         self._taps.listen_with(poller)
-        next_report, looked = 0.0, -math.inf
+        next_report, looked, began = 0.0, -math.inf, time.monotonic()
         reported = worker.stamp
         while True:
             wait = min(REPORT_SECONDS, agent.worker_poll, worker.wait_seconds())
             ready = dict(poller.poll(int(wait * 1000 + 0.999)))
             now = calls.turned = time.monotonic()
+            began = began if wait == 0 else now  # it did not sleep: the time between two turns is work, too
             if plans.news in ready or now >= looked + agent.worker_poll:
                 looked = now
                 plan = plans.newer()
@@ -290,6 +292,7 @@ class WorkerProcess:
             self._taps.answer(ready)
             worker.step()
             now = time.monotonic()
+            self._loop_seconds, began = self._loop_seconds + now - began, now
             if now >= next_report or worker.stamp != reported:  # the master waits for workers to carry out a plan
                 next_report, reported = now + REPORT_SECONDS, worker.stamp
                 worker.counters["refused_connections"] = port.count_refusals()
@@ -298,6 +301,7 @@ class WorkerProcess:
 
     def _report(self, report: wire.Report, worker: Worker, control: zmq.Socket[Any]) -> None:
         report.cpu_seconds, report.memory_mb = time.process_time(), self._process.memory_info().rss / 2**20
+        report.loop_seconds = self._loop_seconds
         report.machine_cpu_seconds = machine_cpu_seconds() if self._deducts else 0.0
         try:
             control.send(wire.encode(report))

@@ -86,6 +86,22 @@ def test_a_task_can_be_held_up_by_the_others_of_its_worker() -> None:
     assert found is not None and found.alone == () and found.component == "split", "whose sender waits most"
 
 
+def test_routing_and_encoding_fill_a_worker_as_user_code_does() -> None:
+    """User code takes 76 % of the loop of a worker, and the engine the rest."""
+    sample = window({SPOUT: spout(), FIRST: task(0.2, 0.7), SLOW: task(0.76), OTHER: task(0.76)})
+    assert bottleneck_of(graph(), sample, CLUSTER) is None
+    busy = {slot: replace(worker, busy=0.99 if slot in (2, 3) else worker.busy) for slot, worker in sample.workers.items()}
+    full = replace(sample, workers=busy)
+    found = bottleneck_of(graph(), full, CLUSTER)
+    assert found is not None and (found.component, found.alone) == ("count", (SLOW, OTHER))
+    assert found.busy == pytest.approx({SLOW: 0.99, OTHER: 0.99}) and found.needed == pytest.approx(2.2)
+    [place, _] = [place for place in place_loads(full, CLUSTER) if place.share > 0.9]
+    assert "count[0] of t alone needs 99%, so no other placement helps" in relief(graph(), full).of_place(place)
+    on_threads = replace(graph(), components=tuple(replace(part, blocking=True) for part in graph().components))
+    found = bottleneck_of(on_threads, full, CLUSTER)
+    assert found is not None and not found.alone, "their own time is not that of the loop"
+
+
 def test_a_spout_that_cannot_keep_up_with_its_source_is_one() -> None:
     slow = {SPOUT: task(0.95, emitted=1000, offered=2000, lag=5000), FIRST: task(0.2), SLOW: task(0.2), OTHER: task(0.2)}
     found = bottleneck_of(graph(), window(slow), CLUSTER)
@@ -172,7 +188,7 @@ def test_a_full_place_is_reported_once_with_what_to_add_and_its_end() -> None:
         watch.add(sample, CLUSTER)
     [said] = warnings.update([], watch.lasting(0.95), relief(graph(), sample))
     assert said.level == "warning"
-    assert said.text == ("worker 1 was in user code for 99% of the time, with 1 task. split[0] of t alone needs 99%, so no "
+    assert said.text == ("the loop of worker 1 was busy for 99% of the time, with 1 task. split[0] of t alone needs 99%, so no "
                          "other placement helps: add tasks with `millrace scale split=2`")
     assert warnings.update([], watch.lasting(0.95), relief(graph(), sample)) == [] and warnings.warnings() == [said.text]
     [over] = warnings.update([], [], relief(graph(), sample))

@@ -27,8 +27,23 @@ def test_a_worker_that_waits_is_as_full_as_one_that_computes() -> None:
 def test_an_overload_is_described() -> None:
     assert list(overloads(sample(1200.0, node=4000.0), CLUSTER, 0.9)) == [
         "node n0 uses 4,000 of 4,000 MHz", "worker 0 uses 1,200 of the 1,000 MHz of a core"]
-    assert list(overloads(sample(100.0, 0.95), CLUSTER, 0.9)) == ["worker 0 was in user code for 95% of the time"]
+    assert list(overloads(sample(100.0, 0.95), CLUSTER, 0.9)) == ["the loop of worker 0 was busy for 95% of the time"]
     assert not list(overloads(sample(), Cluster((Node("n0", 4, 0.0, 1),), (Slot("n0", "e", 0),)), 0.0))
+
+
+def test_nodes_with_the_same_cores_are_overloaded_only_together() -> None:
+    """Two cores, divided among four executors that count as nodes."""
+    nodes = tuple(Node(f"n{number}", 0.5, 1000.0, 4096, machine="host" if number < 4 else "") for number in range(5))
+    shared = Cluster(nodes, tuple(Slot(node.name, "e", number) for number, node in enumerate(nodes)))
+
+    def loads(*mhz: float) -> dict[str, float]:
+        seen = WindowSample(0.0, 1.0, {}, {}, {}, {f"n{number}": NodeLoad(used) for number, used in enumerate(mhz)})
+        return {place.where: place.share for place in place_loads(seen, shared) if place.where.startswith("node")}
+
+    assert loads(830.0, 100.0, 0.0, 70.0, 480.0) == {"node n0 with n1 with n2 with n3": 0.5, "node n4": 0.96}
+    assert list(overloads(WindowSample(0.0, 1.0, {}, {}, {}, {"n1": NodeLoad(2000.0)}), shared, 0.9)) == [
+        "node n0 with n1 with n2 with n3 uses 2,000 of 2,000 MHz"]
+    assert next(place_loads(sample(), shared)).slots == (0, 1, 2, 3)
 
 
 def test_overload_counts_once_it_lasts_and_until_it_is_over() -> None:
@@ -51,6 +66,15 @@ def test_a_place_filled_to_its_packing_limit_is_not_overloaded_by_noise() -> Non
     rng = random.Random(3)
     for _ in range(300):
         assert not lasts([rng.gauss(0.9, 0.09) for _ in range(10)], 0.95)
+
+
+def test_a_full_place_is_overloaded_although_noise_has_no_room_above_it() -> None:
+    noisy = [1.0, 0.93, 1.0, 0.91, 1.0, 0.94, 1.0, 0.92, 1.0, 0.95]
+    assert not lasts(noisy, 0.95), "half of the windows are not full"
+    full = [1.0, 0.93, 1.0, 1.0, 0.92, 1.0, 1.0, 0.9, 1.0, 0.95]
+    assert lasts(full, 0.95) and not lasts(full[1:], 0.95), "it has lasted for all windows"
+    assert not lasts([min(share, 0.98) for share in full], 0.95)
+    assert lasts([1.0] * 10, 1.0), "a threshold of a whole core can be reached"
 
 
 @given(st.lists(st.floats(0, 0.949), max_size=10))

@@ -52,8 +52,8 @@ class Watched:
             "traffic_bytes": {self.observed.graph.number(target): size for target, size in (sizes or {}).items()},
             **({"key_groups": groups} if groups is not None else {}), **({"heavy_keys": keys} if keys is not None else {})})
 
-    def used(self, slot: int, cpu: float, generation: int | None = None, memory: float = 100.0) -> None:
-        self.workers[slot] = WorkerMeters(slot if generation is None else generation, cpu, memory)
+    def used(self, slot: int, cpu: float, generation: int | None = None, memory: float = 100.0, loop: float = 0.0) -> None:
+        self.workers[slot] = WorkerMeters(slot if generation is None else generation, cpu, memory, loop_seconds=loop)
 
     def end_window(self, seconds: float = 1.0) -> WindowSample:
         self.now += seconds
@@ -385,6 +385,18 @@ def test_a_worker_is_busy_with_all_its_tasks(watched: Watched) -> None:
     watched.report(B0, busy_seconds=0.25)
     window = watched.end_window()
     assert [worker.busy for worker in window.workers.values()] == [0.5, 0.25, 0.0]
+
+
+def test_a_worker_is_busy_with_routing_and_encoding_too(watched: Watched) -> None:
+    watched.used(0, 0.2, loop=0.75)
+    watched.used(1, 50.0, loop=40.0, generation=7)  # another process, which is older than the window
+    watched.report(A, busy_seconds=0.5)
+    first = watched.end_window()
+    assert [worker.busy for worker in first.workers.values()] == [0.75, 0.0, 0.0]
+    watched.used(0, 0.3, loop=1.0)
+    watched.used(1, 50.1, loop=40.5, generation=7)
+    second = watched.end_window()
+    assert [worker.busy for worker in second.workers.values()] == [0.25, 0.5, 0.0]
 
 
 def test_the_queue_floor_is_over_two_windows(watched: Watched) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,18 @@ def test_a_window_in_which_tasks_moved_does_not_count() -> None:
         master.scheduling.sample = WindowSample(0.0, 1.0, {"words": load}, {}, {0: WorkerLoad("host", busy=0.99)}, {})
         master.later(LOOK_SECONDS)
     assert master.slots == [0]
+
+
+@pytest.mark.parametrize(("used", "slots"), [(3000.0, [0, 1]), (3900.0, [0, 1, 2])])
+def test_a_node_that_uses_cores_which_another_leaves_is_not_overloaded(used: float, slots: list[int]) -> None:
+    """Each of two nodes of a machine counts two of its four cores as its own."""
+    master = AutoMaster(2)
+    for slot, worker in master.state.workers.items():
+        worker.node = replace(worker.node, name=f"n{slot}", machine="host")
+    for _ in range(2):
+        master.scheduling.sample = WindowSample(0.0, 1.0, {}, {}, {}, {"n0": NodeLoad(used), "n1": NodeLoad(0.0)})
+        master.later(LOOK_SECONDS)
+    assert master.slots == slots
 
 
 def test_the_scheduler_is_waited_for() -> None:
