@@ -130,15 +130,19 @@ def _edges(number: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load],
             for name, measured in load.items() if measured.window_seconds > 0
             for (source, target), tuples in measured.traffic.items()
             if (name, source) in number and (name, target) in number and source != target and tuples > 0]
-    known = {(one, other) for one, other, _ in rows}
-    for graph in graphs:
-        ackers = [number[graph.name, task] for task in graph.tasks() if task.component == ACKER]
-        own = [pair for pair in known if not set(ackers).isdisjoint(pair)]
-        pairs = {pair for one, other in own for acker in ackers
-                 for pair in [(acker, other) if one in ackers else (one, acker)]}
-        rows += [(*pair, 0.0) for pair in sorted(pairs - known)]
+    rows += [(*pair, 0.0) for graph in graphs if graph.ackers for pair in _other_ackers(number, graph, rows)]
     source, target, rate = zip(*rows) if rows else ((), (), ())
     return np.array(source, dtype=np.int64), np.array(target, dtype=np.int64), clean(rate)
+
+
+def _other_ackers(number: Mapping[tuple[str, TaskId], int], graph: TopologyGraph,
+                  rows: Sequence[tuple[int, int, float]]) -> list[tuple[int, int]]:
+    """The pairs that exchanged nothing, of an acker of the topology and a task that exchanged messages with another one."""
+    ackers = {number[graph.name, task] for task in graph.tasks() if task.component == ACKER}
+    known = {(one, other) for one, other, _ in rows if one in ackers or other in ackers}
+    to = {(one, acker) for one, other in known if other in ackers for acker in ackers}
+    back = {(acker, other) for one, other in known if one in ackers for acker in ackers}
+    return sorted((to | back) - known)
 
 
 def _components(tasks: Sequence[tuple[str, TaskId]]) -> Ints:
