@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from millrace.bench.aims import Aim, Figure, Result
+from millrace.bench.aims import SCHEDULER_AIMS, Aim, Figure, Result
 from millrace.bench.elastic.report import ELASTIC_AIMS, elastic_tables
 from millrace.bench.handover.figures import COLUMNS, cells
 from millrace.bench.migration.ratios import HANDOVER_WORST, ratio_text
@@ -80,25 +80,6 @@ def _forbidden(*names: str) -> Callable[[Result], float | None]:
     return forbidden
 
 
-def _planning_seconds(scheduler: str, tasks: int) -> Callable[[Result], float | None]:
-    return lambda result: next((row["seconds"] for row in result["sizes"]
-                                if row["scheduler"] == scheduler and row["tasks"] == tasks), None)
-
-
-def _planning_ratio(scheduler: str, other: str, tasks: int) -> Callable[[Result], float | None]:
-    """The traffic of a scheduler's plan over that of another's."""
-    def ratio(result: Result) -> float | None:
-        traffic = {row["scheduler"]: row.get("inter_node") for row in result["sizes"] if row["tasks"] == tasks}
-        ours, theirs = traffic.get(scheduler), traffic.get(other)
-        return round(ours / theirs, 3) if ours and theirs else None
-    return ratio
-
-
-def _best_mean_ratio(result: Result) -> float | None:
-    rows = result["compare"]["schedulers"] if result["compare"] else {}
-    return min((row["mean_ratio"] for name, row in rows.items() if name != "optimal" and row["mean_ratio"]), default=None)
-
-
 def _worst(figure: Callable[[Result], float | None], lowest: bool = False) -> Callable[[Result], float | None]:
     """The highest figure of the runs by hand-over, or the lowest; without end if one of them failed."""
     def worst(result: Result) -> float | None:
@@ -138,12 +119,7 @@ ALL_AIMS = (
         0.75, at_most=True),
     Aim("memory", "memory behind a slow bolt: last third to second third",
         lambda result: round(result["last_third_max_mb"] / result["second_third_max_mb"], 3), 1.05, at_most=True),
-    Aim("scheduler", "best scheduler: mean ratio to the optimum", _best_mean_ratio, 1.01, at_most=True),
-    Aim("scheduler", "`tstorm`, 10,000 tasks: seconds to plan", _planning_seconds("tstorm", 10_000), 0.5, at_most=True),
-    Aim("scheduler", "`multilevel`, 100,000 tasks: seconds to plan", _planning_seconds("multilevel", 100_000), 20.0,
-        at_most=True),
-    Aim("scheduler", "`multilevel`, 1,000 tasks: traffic between nodes to that of `slstream`",
-        _planning_ratio("multilevel", "slstream", 1000), 1.05, at_most=True),
+    *SCHEDULER_AIMS,
     Aim("replanning", "words lost while schedulers take over from each other", lambda result: result["lost"], 0, at_most=True),
     Aim("state", "erasure code: MB/s to cut", lambda result: result["encode_mb_s"], 500),
     Aim("state", "erasure code: MB/s to rebuild", lambda result: result["decode_mb_s"], 500),
@@ -376,7 +352,22 @@ def scheduler_tables(result: Result) -> list[str]:
                      ((f"`{name}`", *(_figure(figures.get((name, tasks)), form) for tasks, _ in sizes)) for name in names))
 
     return [*of_sizes("seconds to plan", "seconds", ".3f"), *of_sizes("tuples/s between nodes", "inter_node", ",.0f"),
-            *of_sizes("peak memory, MB", "peak_mb", ",.0f"), *(_compared(result["compare"]) if result["compare"] else [])]
+            *of_sizes("peak memory, MB", "peak_mb", ",.0f"), *_simulated(result.get("simulated", [])),
+            *(_compared(result["compare"]) if result["compare"] else [])]
+
+
+def _simulated(rows: Sequence[Result]) -> list[str]:
+    if not rows:
+        return []
+    figures = ("nodes", "tasks", "hours", "seconds", "plans", "moves", "peak_mb")
+    return table(("simulated", *figures[:-1], "peak memory, MB"),
+                 ((f"`{row['scheduler']}`", *(f"{row[figure]:,.0f}" for figure in figures)) for row in rows))
+
+
+def simulation_tables(result: Result) -> list[str]:
+    return table(("tuples/s between nodes", "measured", "predicted for its placement", "simulated"),
+                 ((f"`{run['scheduler']}`", *(f"{run[figure]:,.0f}" for figure in ("measured", "predicted", "simulated")))
+                  for run in result["runs"]))
 
 
 def replanning_tables(result: Result) -> list[str]:
@@ -477,6 +468,6 @@ def _figure(value: float | None, spec: str) -> str:
 
 TABLES: dict[str, Callable[[Result], list[str]]] = {
     "wordcount": wordcount_tables, "engines": engines_tables, "memory": memory_tables,
-    "scheduler": scheduler_tables, "replanning": replanning_tables, "state": state_tables,
+    "scheduler": scheduler_tables, "simulation": simulation_tables, "replanning": replanning_tables, "state": state_tables,
     "handover": handover_tables, "migration": migration_tables, "elastic": elastic_tables,
     **dict.fromkeys(FAULTS, faults_tables)}

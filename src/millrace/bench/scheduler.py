@@ -1,5 +1,5 @@
 """`millrace bench scheduler`: seconds and memory that each scheduler takes to plan, for growing numbers of tasks and slots, the
-traffic of its plans, and its traffic on small random situations against the optimum."""
+traffic of its plans, and its traffic on small random situations against the optimum; and the time that a simulation takes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from rich.table import Table
 
 from millrace.bench.results import keep
 from millrace.cli.comparing import Situations, compare
+from millrace.cli.simulate import PATTERN
+from millrace.cli.simulating import SimulateOptions, choose
 from millrace.schedulers.base import NewPlan
 from millrace.schedulers.instances import large_situation
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
 from millrace.simulation.compare import assignment_of
+from millrace.simulation.loop import simulated_run
 
 SEED = 1
 SIZES = ((100, 10), (1000, 100), (10_000, 1000), (100_000, 10_000))  # tasks, slots
@@ -27,8 +30,13 @@ LARGEST = {"optimal": 0, "even": 100_000, "multilevel": 100_000}  # tasks: a sch
 OTHERS_LARGEST = 10_000
 
 
-def run_scheduler_bench(random: int, live: bool) -> dict[str, Any]:
-    """Returns the object of `bench scheduler --json`. `random`: situations of the comparison; 0 leaves it out."""
+SIMULATED = ("even", "tstorm")  # as `millrace simulate` without --scheduler
+SIMULATED_NODES, SIMULATED_TASKS = 1000, 10_000
+
+
+def run_scheduler_bench(random: int, hours: float, live: bool) -> dict[str, Any]:
+    """Returns the object of `bench scheduler --json`. `random`: situations of the comparison; 0 leaves it out. `hours` to
+    simulate; 0 leaves that out."""
     console = Console(stderr=not live)
     sizes: list[dict[str, Any]] = []
     for tasks, slots in SIZES:
@@ -39,7 +47,9 @@ def run_scheduler_bench(random: int, live: bool) -> dict[str, Any]:
     for title, figure, form in (("seconds to plan", "seconds", ".3f"), ("tuples/s between nodes", "inter_node", ",.0f"),
                                 ("peak memory of the process, MB", "peak_mb", ",.0f")):
         console.print(_table(title, sizes, figure, form))
-    result = {"sizes": sizes, "compare": compare(Situations(random=random, seed=SEED), (), console) if random else None}
+    simulated = [_simulated_in_own_process(name, hours, console) for name in SIMULATED] if hours else []
+    result = {"sizes": sizes, "simulated": simulated,
+              "compare": compare(Situations(random=random, seed=SEED), (), console) if random else None}
     console.print(f"kept in {keep('scheduler', result)}")
     return result
 
@@ -65,6 +75,32 @@ def measured(name: str, tasks: int, slots: int) -> dict[str, float]:
     figures = problem.figures(assignment_of(situation, {**situation.plan, **plans}))
     return {"seconds": round(seconds, 4), "inter_node": round(figures.inter_node, 1), "moved": figures.moved,
             "input_mb": before, "peak_mb": after}
+
+
+def _simulated_in_own_process(name: str, hours: float, console: Console) -> dict[str, Any]:
+    console.print(f"{name}, simulated: {hours:g} h of {SIMULATED_TASKS:,} tasks on {SIMULATED_NODES:,} nodes ...")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        row = process.submit(simulated, name, hours, SIMULATED_NODES, SIMULATED_TASKS).result()
+    console.print(f"{name}, simulated: {row['seconds']:,.0f} s, {row['plans']:,} plans, {row['moves']:,} moves, "
+                  f"{row['peak_mb']:,.0f} MB")
+    return row
+
+
+def simulated(name: str, hours: float, nodes: int, tasks: int) -> dict[str, Any]:
+    """The figures of `simulate` with these sizes and its other options as they are by default, and the peak memory of this
+    process. Prints every simulated hour to stderr."""
+    chosen = choose(SimulateOptions(nodes=nodes, tasks=tasks, hours=hours, pattern=PATTERN, walk=0.1, keys=0.3, seed=SEED))
+    console, started, hour = Console(stderr=True), time.perf_counter(), 0
+
+    def progress(seconds: float) -> None:
+        nonlocal hour
+        if seconds >= 3600 * (hour + 1):
+            hour = int(seconds // 3600)
+            console.print(f"{name}: {hour} of {hours:g} h simulated in {time.perf_counter() - started:,.0f} s")
+
+    run = simulated_run(name, make_scheduler(name), chosen.situation, chosen.demands(), chosen.conditions,
+                        np.random.default_rng(SEED), progress)
+    return {**run.to_json(round(time.perf_counter() - started, 1)), "peak_mb": _peak_mb()}
 
 
 def _peak_mb() -> float:

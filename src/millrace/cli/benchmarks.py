@@ -60,11 +60,31 @@ def bench_memory(minutes: Annotated[float, typer.Option(help="Minutes to run.", 
 @bench_app.command("scheduler")
 def bench_scheduler(random: Annotated[int, typer.Option(help="Random situations to compare with the optimum; 0: none.",
                                                         min=0)] = 200,
+                    hours: Annotated[float, typer.Option(metavar="H", help="Hours to simulate on 1,000 nodes with 10,000 "
+                                                                           "tasks; 0: none.", min=0)] = 24,
                     as_json: Json = False) -> None:
-    """Measure the time to plan, and plans against the optimum."""
+    """Measure the time to plan, and plans against the optimum.
+
+    Then the time that a large simulation takes.
+    """
     from millrace.bench.scheduler import run_scheduler_bench
 
-    result = run_scheduler_bench(random, live=not as_json)
+    result = run_scheduler_bench(random, hours, live=not as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+@bench_app.command("simulation")
+def bench_simulation(save: Annotated[str | None, typer.Option(metavar="FILE", help="Keep the record of the real runs, as plain "
+                                                                                   "data.")] = None,
+                     as_json: Json = False) -> None:
+    """Run schedulers on Spark and in a simulation, side by side.
+
+    Traffic between nodes, as measured, predicted and simulated.
+    """
+    from millrace.bench.simulation import run_simulation_bench
+
+    result = run_simulation_bench(save, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -21,6 +21,7 @@ from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
 from millrace.schedulers.registry import traits
 from millrace.schedulers.rules import check_result
 from millrace.simulation.absences import Absence, away
+from millrace.simulation.acks import AckRouting
 from millrace.simulation.demand import Demand, Demands
 from millrace.simulation.estimates import TaskRows, array_estimator
 from millrace.simulation.figures import Run, Window
@@ -66,6 +67,7 @@ class _Loop:
                  rng: np.random.Generator) -> None:
         self.scheduler, self.demands, self.conditions = scheduler, demands, conditions
         self.world, self.machines = World.of(situation), Machines.of(situation.cluster)
+        self.acks = AckRouting(self.world)
         self.generator = ScheduleGenerator(Choice.of(name, scheduler), conditions.policy)
         self.generator.ask()
         self.bottlenecks = Bottlenecks()
@@ -110,7 +112,8 @@ class _Loop:
         parts = []
         for length, slots in ((switch, self.before), (seconds - switch, self.slots)):
             if length > 0:
-                result = flow(self.world, self.machines, conditions.links, demand, slots, self.waiting, length)
+                routed = self.acks.routed(demand, slots)
+                result = flow(self.world, self.machines, conditions.links, routed, slots, self.waiting, length)
                 self.waiting = result.waiting
                 parts.append((length, result, slots))
         self.before = self.slots

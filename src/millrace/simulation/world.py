@@ -14,7 +14,7 @@ import numpy as np
 
 from millrace.errors import BadSituation
 from millrace.model.cluster import Cluster
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
@@ -49,7 +49,7 @@ class World:
         graphs = situation.graphs
         tasks = tuple((graph.name, task) for graph in graphs for task in graph.tasks())
         number = {key: position for position, key in enumerate(tasks)}
-        source, target, rate = _edges(number, situation.load)
+        source, target, rate = _edges(number, situation.load, graphs)
         if not len(rate):
             raise BadSituation("the situation has no traffic between tasks, so there is nothing to simulate: save it with "
                                "`millrace load --save FILE` after the first load window of a running topology")
@@ -61,9 +61,10 @@ class World:
         loads = [_measured(situation.load, name, task) for name, task in tasks]
         base = _processed(loads, situation.load, tasks, spout, source[forward], target[forward], rate[forward], source, rate)
         cpu = clean([load.cpu_mhz for load in loads])
+        busy = _busy(situation, tasks, loads, cpu)
         return cls(
             graphs=graphs, tasks=tasks, topology=np.repeat(np.arange(len(graphs)), sizes).astype(np.int64), spout=spout,
-            base_rate=base, cpu_cost=_each(cpu, base), busy_cost=_each(_busy(situation, tasks, loads, cpu), base),
+            base_rate=base, cpu_cost=_cost(cpu, base, graphs, tasks), busy_cost=_cost(busy, base, graphs, tasks),
             own_thread=np.array([(name, task.component) in threaded for name, task in tasks], dtype=bool),
             memory=clean([load.memory_mb for load in loads]), source=source, target=target,
             selectivity=_each(rate, base[source]), tuple_bytes=_tuple_bytes(tasks, situation.load, source, target),
@@ -110,13 +111,38 @@ def _each(total: Floats, count: Floats) -> Floats:
     return np.divide(total, count, out=np.zeros_like(total), where=count > 0)
 
 
-def _edges(number: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load]) -> tuple[Ints, Ints, Floats]:
+def _cost(total: Floats, rate: Floats, graphs: Sequence[TopologyGraph], tasks: Sequence[tuple[str, TaskId]]) -> Floats:
+    """For each tuple that a task processes. All ackers of a topology have the same cost: they do the same, and one that had no
+    acks in the situation may have some elsewhere."""
+    cost = _each(total, rate)
+    for graph in graphs:
+        if graph.ackers:
+            own = [place for place, (name, task) in enumerate(tasks) if name == graph.name and task.component == ACKER]
+            cost[own] = total[own].sum() / max(float(rate[own].sum()), 1e-9)
+    return cost
+
+
+def _edges(number: Mapping[tuple[str, TaskId], int], load: Mapping[str, Load],
+           graphs: Sequence[TopologyGraph]) -> tuple[Ints, Ints, Floats]:
+    """Pairs with their tuples per second. A task that exchanged messages with an acker has an edge with every acker of its
+    topology: elsewhere it may use another."""
     rows = [(number[name, source], number[name, target], tuples / measured.window_seconds)
             for name, measured in load.items() if measured.window_seconds > 0
             for (source, target), tuples in measured.traffic.items()
             if (name, source) in number and (name, target) in number and source != target and tuples > 0]
+    rows += [(*pair, 0.0) for graph in graphs if graph.ackers for pair in _other_ackers(number, graph, rows)]
     source, target, rate = zip(*rows) if rows else ((), (), ())
     return np.array(source, dtype=np.int64), np.array(target, dtype=np.int64), clean(rate)
+
+
+def _other_ackers(number: Mapping[tuple[str, TaskId], int], graph: TopologyGraph,
+                  rows: Sequence[tuple[int, int, float]]) -> list[tuple[int, int]]:
+    """The pairs that exchanged nothing, of an acker of the topology and a task that exchanged messages with another one."""
+    ackers = {number[graph.name, task] for task in graph.tasks() if task.component == ACKER}
+    known = {(one, other) for one, other, _ in rows if one in ackers or other in ackers}
+    to = {(one, acker) for one, other in known if other in ackers for acker in ackers}
+    back = {(acker, other) for one, other in known if one in ackers for acker in ackers}
+    return sorted((to | back) - known)
 
 
 def _components(tasks: Sequence[tuple[str, TaskId]]) -> Ints:
@@ -164,11 +190,18 @@ def _busy(situation: Situation, tasks: Sequence[tuple[str, TaskId]], loads: Sequ
 
 
 def _tuple_bytes(tasks: Sequence[tuple[str, TaskId]], load: Mapping[str, Load], source: Ints, target: Ints) -> Floats:
-    sizes = np.zeros(len(source))
+    """The size of a tuple on each edge. On edges that the situation had no tuples on, it is the mean of all between the two
+    components."""
+    rows = np.zeros((2, len(source)))  # bytes and tuples
+    kinds: dict[tuple[str, str, str], int] = {}
+    kind = np.zeros(len(source), dtype=np.int64)
     for edge, (one, other) in enumerate(zip(source.tolist(), target.tolist())):
-        measured, pair = load[tasks[one][0]], (tasks[one][1], tasks[other][1])
-        sizes[edge] = measured.traffic_bytes.get(pair, 0.0) / measured.traffic[pair]
-    return sizes
+        (name, sender), (_, receiver) = tasks[one], tasks[other]
+        pair = sender, receiver
+        rows[:, edge] = load[name].traffic_bytes.get(pair, 0.0), load[name].traffic.get(pair, 0.0)
+        kind[edge] = kinds.setdefault((name, sender.component, receiver.component), len(kinds))
+    sums = [sums_at(kind, row, len(kinds)) for row in rows]
+    return np.where(rows[1] > 0, _each(rows[0], rows[1]), _each(sums[0], sums[1])[kind])
 
 
 def _keyed(graphs: Sequence[TopologyGraph], tasks: Sequence[tuple[str, TaskId]], source: Ints, target: Ints) -> Flags:

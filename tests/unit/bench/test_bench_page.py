@@ -52,6 +52,8 @@ COMPARE = {"instances": 10, "seed": 1, "zero_optimum": 3, "unknown_optimum": 0, 
     for name, ratio in (("optimal", 1.0), ("tstorm", 1.02), ("even", None))}}
 SCHEDULER = {**AT, "compare": COMPARE, "sizes": [{"tasks": 100, "slots": 10, "scheduler": "tstorm", "seconds": 0.1},
                              {"tasks": 10_000, "slots": 1000, "scheduler": "tstorm", "seconds": 2.5}]}
+SIMULATION = {**AT, "wrong_order": [["tstorm", "otd"]],
+              "runs": [{"scheduler": "otd", "measured": 1500.0, "predicted": 1400.0, "simulated": 300.0, "plans": 7}]}
 REPLANNING = {**AT, "slots": 4, "before": {"inter_node_share": 0.25, "largest_worker_load": 0.4}, "tuples_in": 10,
               "tuples_out": 9, "lost": 1, "repeated": 0, "wrong": 0}
 HANDED_OVER: dict[str, Any] = {
@@ -82,7 +84,7 @@ ELASTIC = {
     "instances_over_minimum": 0.048, "longest_gap_ms": 120, "usual_gap_ms": 60, "sine": None, "p99_ratio_to_fixed": 0.45,
     "throughput_ratio_to_fixed": 1.0, "rescales": [], "gaps": []}
 RESULTS: dict[str, dict[str, Any]] = {
-    "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER,
+    "wordcount": WORDCOUNT, "engines": ENGINES, "memory": MEMORY, "scheduler": SCHEDULER, "simulation": SIMULATION,
     "replanning": REPLANNING, "state": STATE, "handover": HANDOVER, "migration": MIGRATION, "elastic": ELASTIC,
     **dict.fromkeys(page.FAULTS, FAULTS)}
 
@@ -110,7 +112,7 @@ def test_every_result_has_its_place_on_the_page(root: Path) -> None:
                      "for: driver overtaken.\n", "800 lines/s of 1,000 at most, 400 with faults of the driver;",
                      "an overtaken driver ended 1.2 s after the start of the second.\n",
                      "| worker killed | 3 | 1 | 0.7 | 0.9 | 1.4 |", "| driver overtaken | 0 | 0 |  |  |  |",
-                     "| 1 | 800 | 500 | 1,000 |",
+                     "| 1 | 800 | 500 | 1,000 |", "| `otd` | 1,500 | 1,400 | 300 |",
                      "| 63.5 | service 6 → 14 | 22 | 170 | 181.3 |", "took 1.5 minutes"):
         assert expected in text, expected
 
