@@ -22,8 +22,8 @@ ROOMS = {
                 "batch_control", "wave_control", "moving", "worker_reports", "master_state"],
     "runtime": ["clock", "durable", "meters", "node", "parent", "wire", "leftovers", "flow", "plans", "fragments",
                 "checkpoints", "taps", "feeds", "tasks", "worker"],
-    "master": ["state_home", "state_view", "batch_log", "event_log", "load", "ended", "plans", "checkpoints", "scheduling",
-               "requests", "workers", "thread", "batches", "feeding", "service"],
+    "master": ["state_home", "state_view", "failures", "batch_log", "event_log", "load", "ended", "plans", "checkpoints",
+               "scheduling", "requests", "workers", "thread", "batches", "feeding", "service"],
     "spark": ["sources", "session", "cluster", "dataframes", "batches", "running_topology", "engine", "microbatch"],
 }
 WITH_ROOMS = {"millrace", *(f"millrace.{folder}" for folder in ROOMS)}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 
 from millrace.api.spout import ReplayableSpout
 from millrace.connectors.redis import connect, text_of
-from millrace.connectors.redis_log_reader import Block, LogReader, id_at, numbers_of
+from millrace.connectors.redis_log_reader import Block, LogReader, id_at, parts_of_id
 from millrace.connectors.settings import optional_module, setting
 from millrace.errors import MillraceError
 
@@ -105,7 +105,7 @@ class RedisLogSpout(ReplayableSpout):
         first, removed = info["first-entry"], info["entries-added"] - info["length"]
         if self._seen is None and self._next_position == 0:
             self._seen = removed  # entries removed before the first read do not count
-        deleted = numbers_of(info["max-deleted-entry-id"])
+        deleted = parts_of_id(info["max-deleted-entry-id"])
         if deleted > (0, 0) and deleted >= id_at(self._next_position):  # no entry has the id 0-0
             self._at_least = True
         if first and self._reader.position(first[0]) <= self._next_position:

@@ -107,7 +107,7 @@ class LogReader:
             raise MillraceError(f"{self._name}: the stream {self._key!r} has an entry with the id {id.decode()}, and a "
                                 f"position can hold ids up to {LARGEST_MS}-{LARGEST_SEQUENCE}. Let Redis choose the ids, or "
                                 "read the stream with RedisStreamSpout.")
-        ms, sequence = numbers_of(id)
+        ms, sequence = parts_of_id(id)
         return ms << SEQUENCE_BITS | sequence
 
     def leave(self) -> None:
@@ -129,7 +129,7 @@ class LogReader:
 
 def fits(id: bytes) -> bool:
     """True if a position can hold the id of the entry."""
-    ms, sequence = numbers_of(id)
+    ms, sequence = parts_of_id(id)
     return ms <= LARGEST_MS and sequence <= LARGEST_SEQUENCE
 
 
@@ -138,6 +138,6 @@ def id_at(position: int) -> tuple[int, int]:
     return position >> SEQUENCE_BITS, position & LARGEST_SEQUENCE
 
 
-def numbers_of(id: bytes) -> tuple[int, int]:
+def parts_of_id(id: bytes) -> tuple[int, int]:
     ms, sequence = map(int, id.split(b"-"))
     return ms, sequence

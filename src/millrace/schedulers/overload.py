@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+Shares = NDArray[np.float64]
+PlaceNumbers = NDArray[np.int64]
 
 ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding error
 MARGIN = 0.05  # the threshold is so far above the share that a scheduler fills, or noise would undo its plans
 HIGHEST = 0.97  # threshold of measured loads, at most: a place that is always full shows no more than 1, less its noise
 PER_MOVE = 0.005  # excess that every move must relieve, as a share of a place
-NEGLIGIBLE = 1e-9  # a difference of excess below this is a rounding error
+NO_EXCESS = 1e-9  # a difference of excess below this is a rounding error
 
 
 def threshold(packing: float) -> float:
@@ -25,20 +25,20 @@ def threshold(packing: float) -> float:
     return min(packing + MARGIN, 1.0)
 
 
-def beyond(used: Floats, limit: Floats, scale: Floats) -> Floats:
+def beyond(used: Shares, limit: Shares, scale: Shares) -> Shares:
     """The excess of places: what they use beyond their limit, in units of `scale`, added up over the resources. `used` and
     `limit` have a row for each resource, and further axes that agree; `scale` has a number for each."""
-    over: Floats = (np.maximum(used - limit, 0.0) / scale.reshape(-1, *[1] * (used.ndim - 1))).sum(axis=0)
+    over: Shares = (np.maximum(used - limit, 0.0) / scale.reshape(-1, *[1] * (used.ndim - 1))).sum(axis=0)
     return over
 
 
-def excess_of_places(used: Floats, has: Floats, share: float, alone: Floats | float = 0.0) -> Floats:
+def excess_of_places(used: Shares, has: Shares, share: float, alone: Shares | float = 0.0) -> Shares:
     """The excess of places beyond this share of what they have, in units of the largest of them. `alone`: what the heaviest
     task there needs that fits nowhere; no placement relieves a place of that much."""
     return beyond(used, np.maximum(has * share, alone) * ROUNDING, np.maximum(has.max(axis=1, initial=0.0), 1e-9))
 
 
-def needs_alone(needs: Floats, places: Ints, has: Floats, share: float) -> Floats:
+def needs_alone(needs: Shares, places: PlaceNumbers, has: Shares, share: float) -> Shares:
     """(resources, places): the need of the heaviest task at each place that exceeds this share of the largest place."""
     alone = np.zeros_like(has)
     for row, need, most in zip(alone, needs, has.max(axis=1, initial=0.0)):
@@ -47,13 +47,13 @@ def needs_alone(needs: Floats, places: Ints, has: Floats, share: float) -> Float
     return alone
 
 
-def relieves(before: Floats, after: Floats, moves: int) -> bool:
+def relieves(before: Shares, after: Shares, moves: int) -> bool:
     """True if moves relieve an overload: the excess of all places falls by enough for the number of moves, and that of none
     rises."""
     fallen = float(before.sum() - after.sum())
-    return fallen > NEGLIGIBLE and fallen >= PER_MOVE * moves and not rises(before, after)
+    return fallen > NO_EXCESS and fallen >= PER_MOVE * moves and not rises(before, after)
 
 
-def rises(before: Floats, after: Floats) -> bool:
+def rises(before: Shares, after: Shares) -> bool:
     """True if a place is overloaded that was not, or is so further."""
-    return bool((after > before + NEGLIGIBLE * np.maximum(before, 1.0)).any())
+    return bool((after > before + NO_EXCESS * np.maximum(before, 1.0)).any())

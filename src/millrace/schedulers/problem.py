@@ -21,16 +21,16 @@ from millrace.model.cluster import LINK_COST, Cluster
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
+from millrace.schedulers import overload
 from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
 from millrace.schedulers.demands import demands
-from millrace.schedulers.overload import ROUNDING as ROUNDING
-from millrace.schedulers.overload import excess_of_places, needs_alone
 from millrace.schedulers.parameters import parameter
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+ROUNDING = overload.ROUNDING
 NOWHERE = -1
 MOST = 1e15  # upper bound of every rate and load: sums stay finite even if a meter is broken
 TUPLES, BYTES, COST = MINIMISED = ("tuples", "bytes", "cost")
@@ -278,9 +278,9 @@ class Problem:
                  (nodes, self.node_used(assignment)[:1], self.needs[:1], self.node_limit[:1]))
         excesses = []
         for places, used, needs, has in kinds:
-            alone = needs_alone(needs, places, has, share) if avoidable else 0.0
+            alone = overload.needs_alone(needs, places, has, share) if avoidable else 0.0
             here = np.bincount(places[places >= 0], minlength=has.shape[1]) > 0
-            excesses.append(np.where(here, excess_of_places(used, has, share, alone), 0.0))
+            excesses.append(np.where(here, overload.excess_of_places(used, has, share, alone), 0.0))
         return np.concatenate(excesses)
 
     def place_loads(self, assignment: Ints) -> Floats:
@@ -405,7 +405,7 @@ def numbers_of(own: Mapping[TaskId, int], pairs: Collection[tuple[TaskId, TaskId
 
 
 def per_second(counts: Iterable[float], load: Load) -> Floats:
-    """What was counted in the window of this load, per second."""
+    """Rates per second of what was counted in the window of this load."""
     with np.errstate(over="ignore"):  # `clean` limits it
         return np.fromiter(counts, np.float64) / load.window_seconds
 

@@ -190,7 +190,7 @@ def test_a_lost_task_goes_where_the_cost_that_is_minimised_is_least(name: str) -
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
-    """What schedulers without a rule of their own are asked."""
+    """The questions to schedulers without a rule of their own."""
     problems: list[Problem] = []
     homeless = task_placement.place_homeless
 

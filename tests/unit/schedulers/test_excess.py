@@ -9,7 +9,7 @@ from by_hand import cluster, graph, load, plan
 from millrace.schedulers.base import NewPlan
 from millrace.schedulers.overload import PER_MOVE, beyond, excess_of_places, relieves, rises, threshold
 from millrace.schedulers.partitioning.relief import relief_first, relieved
-from millrace.schedulers.partitioning.room import FULL, excess_with_memory
+from millrace.schedulers.partitioning.room import BEYOND_ALL, excess_with_memory
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.tstorm import TStorm
 
@@ -55,7 +55,7 @@ def test_more_than_there_is_weighs_more_than_more_than_a_share() -> None:
     assert excess_with_memory(full, full.current) == 0
     assert excess_with_memory(full, full.current, 0.95) == pytest.approx(0.04)
     over = waiting([0, 0, 0, 0], 0.33, 0.33, 0.33, 0.11)
-    assert excess_with_memory(over, over.current, 0.95) == pytest.approx(FULL * 0.1 + 0.15)
+    assert excess_with_memory(over, over.current, 0.95) == pytest.approx(BEYOND_ALL * 0.1 + 0.15)
 
 
 def test_only_what_must_leave_leaves() -> None:

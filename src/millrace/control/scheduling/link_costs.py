@@ -20,8 +20,8 @@ SIMILAR = 2.0  # times the best link: below, a link counts as equal
 HIGHEST = 100.0
 STEADY = 0.25  # a cost changes only by more than this share
 
-Pair = tuple[str, str]
-Floats = NDArray[np.float64]
+NodePair = tuple[str, str]
+LinkValues = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class LinkCosts:
     of them if the best link has changed, get a new cost."""
 
     def __init__(self) -> None:
-        self._trips: dict[Pair, deque[float]] = {}
+        self._trips: dict[NodePair, deque[float]] = {}
         self._shortest, self._bandwidths = _Figures(min), _Figures(max)
-        self._costs: dict[Pair, float] = {}
+        self._costs: dict[NodePair, float] = {}
         self._rounds: dict[str, int] = {}
-        self._measured: set[Pair] = set()  # since costs were found last
+        self._measured: set[NodePair] = set()  # since costs were found last
         self._best = MeasuredLink(0.0)  # in relation to which they were found
 
     def next_target(self, node: str, nodes: tuple[str, ...]) -> str | None:
@@ -76,13 +76,13 @@ class LinkCosts:
         self._rounds = {node: turn for node, turn in self._rounds.items() if node in present}
 
     @property
-    def links(self) -> dict[Pair, MeasuredLink]:
+    def links(self) -> dict[NodePair, MeasuredLink]:
         """The best figures of each link that has been measured."""
         bandwidths = self._bandwidths.each
         return {pair: MeasuredLink(trip, bandwidths.get(pair, 0.0)) for pair, trip in self._shortest.each.items()}
 
     @property
-    def costs(self) -> Mapping[Pair, float]:
+    def costs(self) -> Mapping[NodePair, float]:
         """The cost of each measured link in relation to the best one, by round trip or bandwidth, whichever is worse, as of the
         last `update`. Links of cost 1 are left out."""
         return self._costs
@@ -108,11 +108,11 @@ class _Figures:
     """A figure of each link, and the best of them: found anew only when that has become worse."""
 
     def __init__(self, better: Callable[[Iterable[float]], float]) -> None:
-        self.each: dict[Pair, float] = {}
+        self.each: dict[NodePair, float] = {}
         self._better = better
         self._best: float | None = None
 
-    def set(self, pair: Pair, figure: float) -> None:
+    def set(self, pair: NodePair, figure: float) -> None:
         before = self.each.get(pair)
         self.each[pair] = figure
         if self._best is not None and self._better((self._best, figure)) == figure:
@@ -120,11 +120,11 @@ class _Figures:
         elif before == self._best:
             self._best = None
 
-    def discard(self, pair: Pair) -> None:
+    def discard(self, pair: NodePair) -> None:
         if self.each.pop(pair, None) == self._best:
             self._best = None
 
-    def of(self, pairs: Iterable[Pair], unknown: float) -> Floats:
+    def of(self, pairs: Iterable[NodePair], unknown: float) -> LinkValues:
         """The figures of these links."""
         return np.fromiter(map(self.each.get, pairs, repeat(unknown)), np.float64)
 
@@ -136,7 +136,7 @@ class _Figures:
         return 0.0 if self._best is None else self._best
 
 
-def _costs(round_trips: Floats, bandwidths: Floats, best: MeasuredLink) -> Floats:
+def _costs(round_trips: LinkValues, bandwidths: LinkValues, best: MeasuredLink) -> LinkValues:
     """The costs of links in relation to the best one."""
     worse = np.maximum(np.maximum(round_trips, SHORTEST) / best.round_trip, best.bandwidth / bandwidths)
     return np.where(worse < SIMILAR, LINK_COST, np.minimum(worse, HIGHEST))

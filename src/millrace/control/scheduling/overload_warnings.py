@@ -64,7 +64,7 @@ class Relief:
         return f"{self.tried}. " if self.tried else "No scheduler is in use that could move tasks: `millrace scheduler set`. "
 
     def _more_like(self, graph: TopologyGraph, task: TaskId) -> str:
-        """What to do about a task that needs a worker for itself."""
+        """Advice for a task that needs a worker for itself."""
         if task.component == ACKER:
             return (f": start the topology with more than {graph.ackers} {'acker' if graph.ackers == 1 else 'ackers'} "
                     f"({ACKERS.key}), which share its tuples")

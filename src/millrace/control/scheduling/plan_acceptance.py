@@ -34,7 +34,7 @@ from millrace.control.scheduling.plan_gains import (
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.overload import NEGLIGIBLE, relieves, rises
+from millrace.schedulers.overload import NO_EXCESS, relieves, rises
 from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
 
 PAYBACK_SECONDS = 300.0
@@ -90,7 +90,7 @@ class Thresholds:
         """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
         reverted."""
         fills = min(self.fills + TOLERANCE, 1.0)
-        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NEGLIGIBLE
+        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NO_EXCESS
                 or rises(*(problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))))
 
     def gains(self, before: float, after: float, least: float = 0.0) -> bool:

@@ -284,7 +284,7 @@ class ScheduleGenerator:
         return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
 
     def _settled(self, situation: Situation) -> Settled:
-        """What the plans enacted for the last answers have moved and promised."""
+        """The moves and promises of the plans that were enacted for the last answers."""
         recent = [(moves, cost) for answer, moves, cost in self._plans if self._answers - answer < SETTLING_ANSWERS]
         tasks = sum(len(graph.tasks()) for graph in situation.graphs)
         if not recent or not tasks:

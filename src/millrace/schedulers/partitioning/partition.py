@@ -11,7 +11,7 @@ import numpy as np
 
 from millrace.schedulers.overload import beyond
 from millrace.schedulers.partitioning.qpso import Costs
-from millrace.schedulers.partitioning.room import CPU, FULL, MEMORY, TIME, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.room import BEYOND_ALL, CPU, MEMORY, TIME, node_room, task_needs, with_tolerance
 from millrace.schedulers.placing import affinity, by_traffic
 from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints, Problem
 
@@ -66,7 +66,7 @@ class Cutting:
         label_of[places] = np.arange(len(places))
         fixed = np.where(problem.pinned, label_of[problem.nodes_of(problem.current)], NOWHERE)
         return cls(problem, places, np.concatenate([needs, needs[[CPU, TIME]], weight[np.newaxis]]), limit,
-                   np.concatenate([totals / FULL, totals[:MEMORY], [max(float(weight.sum()), 1e-9)]]), weight, fixed, rho)
+                   np.concatenate([totals / BEYOND_ALL, totals[:MEMORY], [max(float(weight.sum()), 1e-9)]]), weight, fixed, rho)
 
     @property
     def k(self) -> int:

@@ -8,7 +8,7 @@ from millrace.schedulers.overload import beyond
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
 
 CPU, TIME, MEMORY = range(3)
-FULL = 1000.0  # weight of what exceeds all that there is, where what exceeds a part of it has 1
+BEYOND_ALL = 1000.0  # weight of what exceeds all that there is, where what exceeds a part of it has 1
 
 
 def task_needs(problem: Problem) -> Floats:
@@ -49,4 +49,4 @@ def excess_with_memory(problem: Problem, assignment: Ints, share: float = 1.0) -
     free = np.maximum(problem.node_memory - problem.node_memory_taken, 0.0) + problem.node_memory * (ROUNDING - 1)
     over = beyond(memory[np.newaxis], free[np.newaxis], np.maximum(problem.node_memory.max(initial=0.0, keepdims=True), 1e-9))
     full = problem.excess(assignment) + float(over.sum())
-    return full if share >= 1 else FULL * full + problem.excess(assignment, share)
+    return full if share >= 1 else BEYOND_ALL * full + problem.excess(assignment, share)

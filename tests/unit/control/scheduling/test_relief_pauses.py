@@ -1,4 +1,4 @@
-"""How often a scheduler is asked to relieve an overload that it does not relieve."""
+"""The pauses between requests to a scheduler to relieve an overload that it does not relieve."""
 
 from __future__ import annotations
 

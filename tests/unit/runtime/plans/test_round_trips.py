@@ -29,7 +29,7 @@ def endpoint(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
 
 
 def measured(probe: LinkProbe, endpoint: str, attempts: int = 1) -> list[tuple[str, float, float]]:
-    """What one attempt has measured; the first that has something, of several. On a busy machine one may be too late."""
+    """The measurements of one attempt, or of the first of several that has some. On a busy machine one may be too late."""
     for _ in range(attempts):
         probe.begin("there", [endpoint])
         for thread in threading.enumerate():
