@@ -31,7 +31,7 @@ class ResourceAware:
     follow each other. Each goes to the node at the least distance from its demand: memory, CPU, and the node's distance from
     the reference node (the one with most tasks of the topology or, at first, with most free capacity). A node without the
     memory is never used; one without the CPU only if no other is left. Placed tasks stay, unless their node lacks memory or CPU
-    for them: then as few as possible move to nodes that have room.
+    for them, or their worker is overloaded: then as few as possible move to where there is room.
 
     The demand of a task is its measured use, or else its component's settings.
     """

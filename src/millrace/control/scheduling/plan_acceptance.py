@@ -3,9 +3,10 @@
 A plan is worth it if it
 
 - gives a slot to tasks that have none, or
-- relieves an overload that lasts, or
+- relieves an overload that lasts, by enough for its moves, or
 - lowers the traffic, or evens out key groups, by the minimum gain, by more than the noise of the last windows, and by more than
-  its moves cost within the time in which it must pay, or
+  its moves cost within the time in which it must pay; for the traffic the gain must be higher if tasks have moved shortly
+  before and the load is the same, or
 - uses fewer nodes without more traffic,
 
 and, except for the first two, overloads nothing.

@@ -87,8 +87,8 @@ class _Pairs(NamedTuple):
 
 
 class _Savings:
-    """The savings of plans in a window. Looking up the tasks of the traffic takes most of the time, so that is done once for all
-    windows in which the same tasks communicate."""
+    """The savings of plans in a window. Looking up the tasks of the traffic takes most of the time, so that is done once for
+    all windows in which the same tasks communicate."""
 
     def __init__(self, problem: Problem, plans: Mapping[str, Plan], moved: Mapping[str, Collection[TaskId]]) -> None:
         self._problem, self._planned = problem, planned_slots(problem, plans)

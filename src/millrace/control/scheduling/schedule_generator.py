@@ -56,7 +56,7 @@ class Policy:
                                                 "moves delay. 0: moves cost nothing.", low=0)
     overload: float | None = parameter(None, "Share of a node's or worker's CPU, or of a worker's time, at which the scheduler "
                                              "runs at once if it lasts for 3 windows. Unset: 0.05 above the share that the "
-                                             "scheduler fills.", low=0)
+                                             "scheduler fills, and at most 0.97.", low=0)
     load_period: float | None = parameter(None, "Seconds of a load window. Unset: load.period.secs. Windows are shorter where "
                                                 "that makes them end with the period.", low=0.1)
     agent_poll: float | None = parameter(None, "Seconds between an agent's polls for a newer plan (T_S). Unset: "
