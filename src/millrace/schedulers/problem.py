@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.model.cluster import LINK_COST, Cluster
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
@@ -125,7 +125,7 @@ class Problem:
             queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
             queue_floor=clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
             settling=np.array([key in settling for key in tasks], dtype=bool),
-            pinned=(current >= 0) & ~np.array([graph.movable(task) for graph in graphs for task in graph.tasks()], dtype=bool),
+            pinned=(current >= 0) & ~_movable(graphs),
             current=current, left=traffic.left, right=traffic.right, tuples=traffic.tuples, rate=traffic.weight,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
             slot_taken=others.cpu, slot_time_taken=others.time, slot_tasks_taken=others.tasks, node_names=tuple(nodes),
@@ -156,6 +156,12 @@ class Problem:
         start = np.zeros(self.count + 1, dtype=np.int64)
         np.cumsum(np.bincount(ends, minlength=self.count), out=start[1:])
         return start, others[order], rates[order]
+
+    @cached_property
+    def neighbour_lists(self) -> tuple[list[int], list[int], list[float]]:
+        """The same as lists, for loops in Python."""
+        start, others, rates = self.neighbours
+        return start.tolist(), others.tolist(), rates.tolist()
 
     @cached_property
     def task_traffic(self) -> Floats:
@@ -346,6 +352,13 @@ class _Edges(NamedTuple):
     right: Ints
     tuples: Floats  # per second
     weight: Floats  # per second, in the unit that is minimised
+
+
+def _movable(graphs: Sequence[TopologyGraph]) -> Flags:
+    """For each task: True if it may move. That is the same for all tasks of a component."""
+    movable = {(graph.name, part): graph.movable(TaskId(part, 0)) for graph in graphs
+               for part in (ACKER, *(component.name for component in graph.components))}
+    return np.array([movable[graph.name, task.component] for graph in graphs for task in graph.tasks()], dtype=bool)
 
 
 def _numbered(graphs: Sequence[TopologyGraph]) -> dict[str, dict[TaskId, int]]:
