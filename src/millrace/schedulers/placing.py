@@ -274,8 +274,6 @@ def _alike(*features: np.ndarray) -> Ints:
 
 def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
     """The place of each task after equivalent places are exchanged so that most tasks are at their current one."""
-    from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
-
     to = np.arange(len(alike))
     running = current >= 0
     for kind in np.flatnonzero(np.bincount(alike) > 1):
@@ -284,8 +282,17 @@ def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
         rank[own] = np.arange(len(own))
         inside = running & (rank[places] >= 0)
         inside[inside] = rank[current[inside]] >= 0
-        stay = np.zeros((len(own), len(own)))
-        np.add.at(stay, (rank[places[inside]], rank[current[inside]]), 1)
-        one, other = linear_sum_assignment(stay, maximize=True)
-        to[own[one]] = own[other]
+        if inside.any():
+            one, other = _most_staying(rank[places[inside]], rank[current[inside]], len(own))
+            to[own[one]] = own[other]
     return to[places]
+
+
+def _most_staying(places: Ints, current: Ints, count: int) -> tuple[Ints, Ints]:
+    """The exchange of `count` places after which most of these tasks are at their current one."""
+    from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
+
+    stay = np.zeros((count, count))
+    np.add.at(stay, (places, current), 1)
+    one, other = linear_sum_assignment(stay, maximize=True)
+    return one, other

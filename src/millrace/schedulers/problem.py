@@ -438,7 +438,7 @@ def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
     return matrix
 
 
-def clean(values: Sequence[float] | Floats) -> Floats:
+def clean(values: Sequence[float] | Sequence[Sequence[float]] | Floats) -> Floats:
     """The values, made finite and not negative."""
     return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
 
@@ -457,27 +457,24 @@ def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan],
             slot_node: Ints, nodes: int) -> _Taken:
     """Resources used by topologies other than `names`. Their graphs are not known, so tasks with threads of their own count as
     if they ran on the loop."""
-    cpu, time = np.zeros(len(slot_index)), np.zeros(len(slot_index))
-    tasks = np.zeros(len(slot_index), dtype=np.int64)
-    memory = np.zeros(nodes)
+    slots: list[int] = []
+    used: list[tuple[float, float, float]] = []
     for name, other in plan.items():
         if name in names:
             continue
-        measured = load[name].tasks if name in load else {}
+        measured = load.get(name, Load())
         for task, number in other.placement.items():
-            slot = slot_index.get(number)
-            if slot is None:
-                continue
-            tasks[slot] += 1
-            if task in measured:
-                mhz, megabytes = clean([measured[task].cpu_mhz, measured[task].memory_mb])
-                cpu[slot] += mhz
-                memory[slot_node[slot]] += megabytes
-                time[slot] += _busy([load[name].capacity(task)])[0]
-    return _Taken(np.minimum(cpu, MOST), np.minimum(time, MOST), tasks, np.minimum(memory, MOST))
+            if number in slot_index:
+                slots.append(slot_index[number])
+                seen = measured.tasks.get(task)
+                used.append((seen.cpu_mhz, measured.capacity(task), seen.memory_mb) if seen else (0.0, 0.0, 0.0))
+    at, (cpu, time, memory) = np.array(slots, dtype=np.int64), clean(used).reshape(-1, 3).T
+    count = len(slot_index)
+    return _Taken(np.minimum(np.bincount(at, cpu, count), MOST), np.minimum(np.bincount(at, _busy(time), count), MOST),
+                  np.bincount(at, minlength=count), np.minimum(np.bincount(slot_node[at], memory, nodes), MOST))
 
 
-def _busy(shares: Sequence[float]) -> Floats:
+def _busy(shares: Sequence[float] | Floats) -> Floats:
     """Shares of a loop; a task cannot use more than one, whatever a meter says."""
     return np.minimum(clean(shares), 1.0)
 

@@ -75,7 +75,8 @@ class TStorm(Objective):
         if problem.count and not problem.nodes:
             return problem.no_slots()
         known = _with_load(problem, load)
-        assignment = _evenly(problem, [graph for graph, has_load in zip(graphs, known) if not has_load], cluster, load, plan)
+        new = [graph for graph, has_load in zip(graphs, known) if not has_load]
+        assignment = _evenly(problem, new, cluster, load, plan) if new else problem.current
         assignment = np.where(problem.current >= 0, problem.current, assignment)
         homeless = assignment < 0
         assignment, _ = choose_slots(problem, homeless, assignment, self)
