@@ -115,10 +115,11 @@ class ComponentDef:
 
 
 class _GraphCache:
-    """A cache of values derived from a graph: not a field, so it is neither compared nor sent."""
+    """Caches of values derived from a graph: not fields, so they are neither compared nor sent."""
 
-    __slots__ = ("_positions",)
+    __slots__ = ("_positions", "_tasks")
     _positions: dict[str, int]
+    _tasks: tuple[TaskId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +152,12 @@ class TopologyGraph(_GraphCache):
 
     def tasks(self) -> tuple[TaskId, ...]:
         """Every task, component by component; the ackers last."""
-        tasks = [TaskId(component.name, index) for component in self.components for index in range(component.par)]
-        return (*tasks, *(TaskId(ACKER, index) for index in range(self.ackers)))
+        try:
+            return self._tasks
+        except AttributeError:
+            tasks = [TaskId(component.name, index) for component in self.components for index in range(component.par)]
+            object.__setattr__(self, "_tasks", (*tasks, *(TaskId(ACKER, index) for index in range(self.ackers))))
+            return self._tasks
 
     @property
     def spouts(self) -> tuple[ComponentDef, ...]:

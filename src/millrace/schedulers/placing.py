@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from millrace.schedulers.base import SchedulingResult
@@ -115,7 +117,8 @@ class SlotBoard:
 
     def room(self, task: int, slots: Ints | slice = slice(None)) -> Flags:
         """Slots that have room for the task."""
-        room: Flags = np.all(self.used[:, slots] + self.problem.needs[:, task, np.newaxis] <= self.most[:, slots], axis=0)
+        fits = self.used[:, slots] + self.problem.needs[:, task, np.newaxis] <= self.most[:, slots]
+        room: Flags = fits[0] & fits[1]
         return room
 
     def overloaded(self) -> Flags:
@@ -125,9 +128,34 @@ class SlotBoard:
 
     def put(self, task: int, node: int) -> None:
         own = self.of_node[node]
-        near = self._traffic(task, node)
         share = _share(self.used[:, own], self.problem.slot_limit[:, own])
-        self.add(task, int(own[_best(self.room(task, own), near, share, self.counts[own])]))
+        self.add(task, int(own[_best(self.room(task, own), self._traffic(task, node), share, self.counts[own])]))
+
+    def put_all(self, tasks: Ints, node: int) -> None:
+        """The same as `put` for one of these tasks after the other. It works on lists: for many tasks and few slots, arrays
+        take several times as long."""
+        own, problem = self.of_node[node], self.problem
+        used, most = self.used[:, own].tolist(), self.most[:, own].tolist()
+        limit, counts = np.maximum(problem.slot_limit[:, own], 1e-9).tolist(), self.counts[own].tolist()
+        start, others, rates = problem.neighbour_lists
+        here = np.flatnonzero(problem.nodes_of(self.assignment) == node)
+        place = dict(zip(here.tolist(), self.position[self.assignment[here]].tolist()))
+        for task, (cpu, time) in zip(tasks.tolist(), problem.needs[:, tasks].T.tolist()):
+            near, between = [0.0] * len(own), slice(start[task], start[task + 1])
+            for other, rate in zip(others[between], rates[between]):
+                if other in place:
+                    near[place[other]] += rate
+            best = (True, 0.0, math.inf, 0, NOWHERE)  # full, less traffic, load, tasks, slot: the least is the best
+            for slot in range(len(own)):
+                full = used[0][slot] + cpu > most[0][slot] or used[1][slot] + time > most[1][slot]
+                load = max(used[0][slot] / limit[0][slot], used[1][slot] / limit[1][slot])
+                best = min(best, (full, 0.0 if full else -near[slot], load, counts[slot], slot))
+            slot = place[task] = best[-1]
+            used[0][slot] += cpu
+            used[1][slot] += time
+            counts[slot] += 1
+        self.assignment[tasks] = own[[place[task] for task in tasks.tolist()]]
+        self.used[:, own], self.counts[own] = used, counts
 
     def add(self, task: int, slot: int) -> None:
         """Puts the task on the slot."""
@@ -175,12 +203,13 @@ class SlotBoard:
         at = self.assignment[others[own]]
         local = (at >= 0) & (self.problem.slot_node[at] == node)
         traffic = np.bincount(self.position[at[local]], weights=rates[own][local], minlength=len(self.of_node[node]))
-        return traffic.astype(np.float64)
+        return traffic.astype(np.float64, copy=False)
 
 
 def _share(used: Floats, limit: Floats) -> Floats:
     """The load of each place: the larger of its shares of CPU and of loop time."""
-    share: Floats = np.max(used / np.maximum(limit, 1e-9), axis=0)
+    shares = used / np.maximum(limit, 1e-9)
+    share: Floats = np.maximum(shares[0], shares[1])
     return share
 
 
@@ -195,8 +224,8 @@ def _best(room: Flags, near: Floats, load: Floats, counts: Ints) -> int:
     has room: the least loaded."""
     if not room.any():
         return int(np.lexsort((counts, load))[0])
-    best = np.flatnonzero(room & (near == near[room].max()))
-    return int(best[np.lexsort((counts[best], load[best]))[0]])
+    best = (room & (near == near[room].max())).nonzero()[0]
+    return int(best[0]) if len(best) == 1 else int(best[np.lexsort((counts[best], load[best]))[0]])
 
 
 def fewest_moves(problem: Problem, assignment: Ints, fixed: Flags | None = None) -> Ints:
@@ -245,8 +274,6 @@ def _alike(*features: np.ndarray) -> Ints:
 
 def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
     """The place of each task after equivalent places are exchanged so that most tasks are at their current one."""
-    from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
-
     to = np.arange(len(alike))
     running = current >= 0
     for kind in np.flatnonzero(np.bincount(alike) > 1):
@@ -255,8 +282,17 @@ def _exchanged(places: Ints, current: Ints, alike: Ints) -> Ints:
         rank[own] = np.arange(len(own))
         inside = running & (rank[places] >= 0)
         inside[inside] = rank[current[inside]] >= 0
-        stay = np.zeros((len(own), len(own)))
-        np.add.at(stay, (rank[places[inside]], rank[current[inside]]), 1)
-        one, other = linear_sum_assignment(stay, maximize=True)
-        to[own[one]] = own[other]
+        if inside.any():
+            one, other = _most_staying(rank[places[inside]], rank[current[inside]], len(own))
+            to[own[one]] = own[other]
     return to[places]
+
+
+def _most_staying(places: Ints, current: Ints, count: int) -> tuple[Ints, Ints]:
+    """The exchange of `count` places after which most of these tasks are at their current one."""
+    from scipy.optimize import linear_sum_assignment  # here, because it would delay the start of every driver
+
+    stay = np.zeros((count, count))
+    np.add.at(stay, (places, current), 1)
+    one, other = linear_sum_assignment(stay, maximize=True)
+    return one, other

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.model.cluster import LINK_COST, Cluster
-from millrace.model.graph import TaskId, TopologyGraph
+from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers import overload
@@ -126,7 +126,7 @@ class Problem:
             queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
             queue_floor=clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
             settling=np.array([key in settling for key in tasks], dtype=bool),
-            pinned=(current >= 0) & ~np.array([graph.movable(task) for graph in graphs for task in graph.tasks()], dtype=bool),
+            pinned=(current >= 0) & ~_movable(graphs),
             current=current, left=traffic.left, right=traffic.right, tuples=traffic.tuples, rate=traffic.weight,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
             slot_taken=others.cpu, slot_time_taken=others.time, slot_tasks_taken=others.tasks, node_names=tuple(nodes),
@@ -157,6 +157,12 @@ class Problem:
         start = np.zeros(self.count + 1, dtype=np.int64)
         np.cumsum(np.bincount(ends, minlength=self.count), out=start[1:])
         return start, others[order], rates[order]
+
+    @cached_property
+    def neighbour_lists(self) -> tuple[list[int], list[int], list[float]]:
+        """The same as lists, for loops in Python."""
+        start, others, rates = self.neighbours
+        return start.tolist(), others.tolist(), rates.tolist()
 
     @cached_property
     def task_traffic(self) -> Floats:
@@ -368,6 +374,13 @@ class _Edges(NamedTuple):
     weight: Floats  # per second, in the unit that is minimised
 
 
+def _movable(graphs: Sequence[TopologyGraph]) -> Flags:
+    """For each task: True if it may move. That is the same for all tasks of a component."""
+    movable = {(graph.name, part): graph.movable(TaskId(part, 0)) for graph in graphs
+               for part in (ACKER, *(component.name for component in graph.components))}
+    return np.array([movable[graph.name, task.component] for graph in graphs for task in graph.tasks()], dtype=bool)
+
+
 def _numbered(graphs: Sequence[TopologyGraph]) -> dict[str, dict[TaskId, int]]:
     """The number of each task, by topology."""
     count, numbers = 0, {}
@@ -445,7 +458,7 @@ def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
     return matrix
 
 
-def clean(values: Sequence[float] | Floats) -> Floats:
+def clean(values: Sequence[float] | Sequence[Sequence[float]] | Floats) -> Floats:
     """The values, made finite and not negative."""
     return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
 
@@ -464,27 +477,24 @@ def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan],
             slot_node: Ints, nodes: int) -> _Taken:
     """Resources used by topologies other than `names`. Their graphs are not known, so tasks with threads of their own count as
     if they ran on the loop."""
-    cpu, time = np.zeros(len(slot_index)), np.zeros(len(slot_index))
-    tasks = np.zeros(len(slot_index), dtype=np.int64)
-    memory = np.zeros(nodes)
+    slots: list[int] = []
+    used: list[tuple[float, float, float]] = []
     for name, other in plan.items():
         if name in names:
             continue
-        measured = load[name].tasks if name in load else {}
+        measured = load.get(name, Load())
         for task, number in other.placement.items():
-            slot = slot_index.get(number)
-            if slot is None:
-                continue
-            tasks[slot] += 1
-            if task in measured:
-                mhz, megabytes = clean([measured[task].cpu_mhz, measured[task].memory_mb])
-                cpu[slot] += mhz
-                memory[slot_node[slot]] += megabytes
-                time[slot] += _busy([load[name].capacity(task)])[0]
-    return _Taken(np.minimum(cpu, MOST), np.minimum(time, MOST), tasks, np.minimum(memory, MOST))
+            if number in slot_index:
+                slots.append(slot_index[number])
+                seen = measured.tasks.get(task)
+                used.append((seen.cpu_mhz, measured.capacity(task), seen.memory_mb) if seen else (0.0, 0.0, 0.0))
+    at, (cpu, time, memory) = np.array(slots, dtype=np.int64), clean(used).reshape(-1, 3).T
+    count = len(slot_index)
+    return _Taken(np.minimum(np.bincount(at, cpu, count), MOST), np.minimum(np.bincount(at, _busy(time), count), MOST),
+                  np.bincount(at, minlength=count), np.minimum(np.bincount(slot_node[at], memory, nodes), MOST))
 
 
-def _busy(shares: Sequence[float]) -> Floats:
+def _busy(shares: Sequence[float] | Floats) -> Floats:
     """Shares of a loop; a task cannot use more than one, whatever a meter says."""
     return np.minimum(clean(shares), 1.0)
 

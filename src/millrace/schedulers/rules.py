@@ -53,11 +53,12 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
         yield f"{len(tasks - placed)} tasks have no slot, for example {min(tasks - placed)}"
     if placed - tasks:
         yield f"it places {min(placed - tasks)}, which the topology does not have"
-    dead = sorted(set(new.placement.values()) - {slot.number for slot in cluster.slots})
+    live = {slot.number for slot in cluster.slots}
+    dead = sorted(set(new.placement.values()) - live)
     if dead:
-        yield f"it uses slot {dead[0]}, and the live slots are {sorted(slot.number for slot in cluster.slots)}"
+        yield f"it uses slot {dead[0]}, and the live slots are {sorted(live)}"
     stuck = sorted(task for task, slot in (old.placement if old else {}).items() if task in tasks and not graph.movable(task)
-                   and slot not in dead and slot in {live.number for live in cluster.slots} and new.placement.get(task) != slot)
+                   and slot not in dead and slot in live and new.placement.get(task) != slot)
     if stuck:
         yield f"it moves {stuck[0]}, a spout whose source cannot be read again: it must stay on its slot"
     if old is not None and new.version not in (old.version, old.version + 1):

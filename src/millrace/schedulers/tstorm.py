@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from operator import le
 
 import numpy as np
 
@@ -80,7 +80,8 @@ class TStorm(Objective):
         if problem.count and not problem.nodes:
             return problem.no_slots()
         known = _with_load(problem, load)
-        assignment = _evenly(problem, [graph for graph, has_load in zip(graphs, known) if not has_load], cluster, load, plan)
+        new = [graph for graph, has_load in zip(graphs, known) if not has_load]
+        assignment = _evenly(problem, new, cluster, load, plan) if new else problem.current
         assignment = np.where(problem.current >= 0, problem.current, assignment)
         homeless = assignment < 0
         assignment, _ = choose_slots(problem, homeless, assignment, self)
@@ -149,74 +150,66 @@ class _NodeChoice:
         worker = np.stack([problem.node_mhz * limits.cores, np.ones(problem.nodes)]) * limits.capacity * ROUNDING
         self.most_worker_load = worker if limits.cores else np.full((2, problem.nodes), np.inf)
         self.crowded = self.squeezed = self.overloaded = 0  # tasks for which (3), (1), and (2) were dropped
-        self.too_large: list[list[Floats]] = [[] for _ in problem.graphs]  # needs for which no worker of the topology had room
-        start, others, rates = problem.neighbours
-        self.neighbours = start.tolist(), others.tolist(), rates.tolist()
-        self.node_of = self.nodes.tolist()  # the same as `nodes`, for loops in Python
+        self.too_large: list[list[float]] = [[] for _ in problem.graphs]  # needs for which no worker of the topology had room
+        self.lists = _Lists(self)
 
     def place(self, task: int) -> None:
-        topology, need = self.problem.topology[task], self.problem.needs[:, task]
+        topology, need = int(self.problem.topology[task]), self.lists.needs[task]
         node = self.choose_node(task)
-        self.nodes[task] = self.node_of[task] = node
-        self.load[:, node] += need
+        self.nodes[task] = node
         self.counts[node] += 1
         self.used[topology, node] = True
-        self.worker_load[:, topology, node] += need
+        for row, more in enumerate(need):
+            self.load[row, node] += more
+            self.worker_load[row, topology, node] += more
+        self.lists.place(task, topology, node)
 
     def choose_node(self, task: int) -> int:
         """The node that adds the least cost: without distances, the one with which the task has most traffic."""
-        if self.problem.distance is None:
-            near = self.near_nodes(task)
-            one_worker = not self.workers_full(task)
-            for _, equal in groupby(sorted(near, key=lambda node: (-near[node], node)), key=lambda node: near[node]):
-                fitting = [node for node in equal if self.fits(task, node, one_worker)]
-                if fitting:
-                    self.squeezed += not one_worker
-                    return self.preferred(task, np.array(fitting))
-        return self.of_all(task)
+        if self.problem.distance is not None:
+            return self.of_all(task, saving(self.problem, task, self.nodes))
+        near = self.lists.near_nodes(task)
+        topology, need = int(self.problem.topology[task]), self.lists.needs[task]
+        one_worker = not self.workers_full(topology, need)
+        most = 0.0
+        fitting: list[int] = []
+        for rate, node in sorted([(-rate, node) for node, rate in near.items()]):
+            if fitting and rate != most:
+                break
+            if self.lists.fits(topology, need, node, one_worker):
+                most, fitting = rate, [*fitting, node]
+        if fitting:
+            self.squeezed += not one_worker
+            return fitting[0] if len(fitting) == 1 else self.preferred(task, np.array(fitting))
+        saved = np.zeros(self.problem.nodes)
+        saved[list(near)] = list(near.values())
+        return self.of_all(task, saved)
 
-    def near_nodes(self, task: int) -> dict[int, float]:
-        """Weight of the task's traffic with each node that has some of it."""
-        start, others, rates = self.neighbours
-        near: dict[int, float] = {}
-        for position in range(start[task], start[task + 1]):
-            node = self.node_of[others[position]]
-            if node >= 0:
-                near[node] = near.get(node, 0.0) + rates[position]
-        return near
-
-    def fits(self, task: int, node: int, one_worker: bool) -> bool:
-        """True if the node can take the task under (2) and (3) and, with `one_worker`, (1)."""
-        cpu, time = self.problem.cpu[task], self.problem.time[task]
-        if (self.load[0, node] + cpu > self.most_load[0, node] or self.load[1, node] + time > self.most_load[1, node]
-                or self.counts[node] >= self.most_tasks):
-            return False
-        worker, most = self.worker_load[:, self.problem.topology[task], node], self.most_worker_load[:, node]
-        return not one_worker or bool(worker[0] + cpu <= most[0] and worker[1] + time <= most[1])
-
-    def workers_full(self, task: int) -> bool:
+    def workers_full(self, topology: int, need: Sequence[float]) -> bool:
         """True if no worker of the topology has room, because none had for a task that needs no more than this one."""
-        return any(bool(np.all(least <= self.problem.needs[:, task])) for least in self.too_large[self.problem.topology[task]])
+        least = self.too_large[topology]
+        return bool(least) and all(map(le, least, need))
 
-    def of_all(self, task: int) -> int:
-        """The best of all nodes, with constraints dropped in order until one is left."""
-        need, topology = self.problem.needs[:, task, np.newaxis], self.problem.topology[task]
-        room = np.all(self.load + need <= self.most_load, axis=0)
-        in_worker = room & np.all(self.worker_load[:, topology] + need <= self.most_worker_load, axis=0)
+    def of_all(self, task: int, saved: Floats) -> int:
+        """The best of all nodes, with constraints dropped in order until one is left. `saved`: cost that each node saves."""
+        topology, (cpu, time) = int(self.problem.topology[task]), self.lists.needs[task]
+        cpu_there, time_there = self.load[0] + cpu, self.load[1] + time
+        room = (cpu_there <= self.most_load[0]) & (time_there <= self.most_load[1])
+        worker, most = self.worker_load[:, topology], self.most_worker_load
+        in_worker = room & (worker[0] + cpu <= most[0]) & (worker[1] + time <= most[1])
         few = self.counts < self.most_tasks
         free = next((nodes for nodes in (in_worker & few, in_worker, room & few, room) if nodes.any()), None)
         if free is None:
             self.overloaded += 1
-            node = int(np.argmin(((self.load + need) * self.scale).max(axis=0)))
+            node = int(np.argmin(np.maximum(cpu_there * self.scale[0], time_there * self.scale[1])))
             self.crowded += not few[node]
             return node
         if not in_worker.any():
             self.squeezed += 1
-            self.too_large[topology] = [need[:, 0]]
+            self.too_large[topology] = [cpu, time]
         self.crowded += not (free & few).any()
-        near = saving(self.problem, task, self.nodes)
-        near[~free] = -np.inf
-        return self.preferred(task, np.flatnonzero(near == near.max()))
+        saved[~free] = -np.inf
+        return self.preferred(task, np.flatnonzero(saved == saved.max()))
 
     def preferred(self, task: int, nodes: Ints) -> int:
         """Of nodes that add the same cost: one that the topology uses, then the least loaded, then the first."""
@@ -224,7 +217,8 @@ class _NodeChoice:
             return int(nodes[0])
         used = nodes[self.used[self.problem.topology[task], nodes]]
         nodes = used if len(used) else nodes
-        return int(nodes[np.argmin((self.load[:, nodes] * self.scale[:, nodes]).max(axis=0))])
+        cpu, time = self.load[:, nodes] * self.scale[:, nodes]
+        return int(nodes[np.maximum(cpu, time).argmin()])
 
     def improved(self, chosen: Flags) -> Ints:
         """The node of each task after moves and exchanges of the chosen ones within the limits."""
@@ -243,6 +237,44 @@ class _NodeChoice:
         if self.overloaded:
             parts.append(f"{self.overloaded} exceed the CPU of every node: add nodes, or lower the input")
         return "; ".join(parts)
+
+
+class _Lists:
+    """The same as the arrays of `_NodeChoice`, for loops in Python: reading one element of an array takes far longer."""
+
+    def __init__(self, choice: _NodeChoice) -> None:
+        self.start, self.others, self.rates = choice.problem.neighbour_lists
+        self.node_of: list[int] = choice.nodes.tolist()
+        self.needs: list[list[float]] = choice.problem.needs.T.tolist()
+        self.load, self.most_load = choice.load.tolist(), choice.most_load.tolist()
+        self.counts, self.most_tasks = choice.counts.tolist(), choice.most_tasks
+        self.worker_load, self.most_worker_load = choice.worker_load.tolist(), choice.most_worker_load.tolist()
+
+    def place(self, task: int, topology: int, node: int) -> None:
+        self.node_of[task] = node
+        self.counts[node] += 1
+        for row, need in enumerate(self.needs[task]):
+            self.load[row][node] += need
+            self.worker_load[row][topology][node] += need
+
+    def near_nodes(self, task: int) -> dict[int, float]:
+        """Weight of the task's traffic with each node that has some of it."""
+        own, node_of = slice(self.start[task], self.start[task + 1]), self.node_of
+        near: dict[int, float] = {}
+        for other, rate in zip(self.others[own], self.rates[own]):
+            node = node_of[other]
+            if node >= 0:
+                near[node] = near.get(node, 0.0) + rate
+        return near
+
+    def fits(self, topology: int, need: Sequence[float], node: int, one_worker: bool) -> bool:
+        """True if the node can take a task with this need under (2) and (3) and, with `one_worker`, (1)."""
+        (cpu, time), load, most = need, self.load, self.most_load
+        if load[0][node] + cpu > most[0][node] or load[1][node] + time > most[1][node] or self.counts[node] >= self.most_tasks:
+            return False
+        worker, limit = self.worker_load, self.most_worker_load
+        return not one_worker or (worker[0][topology][node] + cpu <= limit[0][node]
+                                  and worker[1][topology][node] + time <= limit[1][node])
 
 
 def _one_slot_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment: Ints, limits: TStorm) -> Ints:
@@ -271,8 +303,7 @@ def _one_slot_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment:
         board.counts[slot] += size[group]
     for group in split:
         own, node = tasks[group_of == group], int(groups[group] % problem.nodes)
-        for task in by_traffic(problem, own).tolist():
-            board.put(task, node)
+        board.put_all(by_traffic(problem, own), node)
         if board.overloaded()[board.of_node[node]].any():
             board.repack(own, node)
     return board.assignment

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from by_hand import graph, load, plan
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.model.cluster import Cluster, Node, Slot
-from millrace.schedulers.placing import fewest_moves
+from millrace.schedulers.instances import random_situation
+from millrace.schedulers.placing import SlotBoard, by_traffic, fewest_moves
 from millrace.schedulers.problem import Problem
 
 ALIKE = Cluster(tuple(Node(name, 2, 1000.0, 1024) for name in "abc"),
@@ -33,3 +36,18 @@ def test_nodes_that_differ_are_not_exchanged() -> None:
 def test_a_placement_that_cannot_be_nearer_is_left_alone() -> None:
     wanted = np.array([0, 0, 0, 0])
     assert fewest_moves(problem(ALIKE, a=[0, 1], b=[2, 3]), wanted).tolist() == wanted.tolist()
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.3, 0.9, 1.0]))
+def test_tasks_are_put_on_a_node_together_as_they_are_one_by_one(seed: int, capacity: float) -> None:
+    rng = np.random.default_rng(seed)
+    situation = random_situation(rng, tasks=(4, 25), nodes=(1, 3), cores=4)
+    case = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
+    assignment = np.where(rng.random(case.count) < 0.5, case.current, -1)
+    together, single = (SlotBoard(case, assignment.copy(), capacity) for _ in range(2))
+    node, tasks = int(rng.integers(case.nodes)), by_traffic(case, np.flatnonzero(assignment < 0))
+    together.put_all(tasks, node)
+    for task in tasks.tolist():
+        single.put(task, node)
+    assert together.assignment.tolist() == single.assignment.tolist()
+    assert together.used.tolist() == single.used.tolist() and together.counts.tolist() == single.counts.tolist()
