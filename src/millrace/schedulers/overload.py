@@ -16,7 +16,7 @@ PlaceNumbers = NDArray[np.int64]
 ROUNDING = 1 + 1e-9  # a load exceeds a capacity only by more than a rounding error
 MARGIN = 0.05  # the threshold is so far above the share that a scheduler fills, or noise would undo its plans
 HIGHEST = 0.97  # threshold of measured loads, at most: a place that is always full shows no more than 1, less its noise
-PER_MOVE = 0.005  # excess that every move must relieve, as a share of a place
+PER_MOVE = 0.01  # excess that every move must relieve, as a share of a place
 NO_EXCESS = 1e-9  # a difference of excess below this is a rounding error
 
 
