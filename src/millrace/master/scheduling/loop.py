@@ -115,8 +115,7 @@ class SchedulingLoop:
     def __init__(self, cluster: str, settings: Mapping[str, Any], port: SchedulingPort) -> None:
         self._cluster, self._port = cluster, port
         self._window_seconds: float = LOAD_PERIOD.of(settings)
-        self._agent_poll: float = AGENT_POLL.of(settings)
-        self._worker_poll: float = WORKER_POLL.of(settings)
+        self._polls: tuple[float, float] = AGENT_POLL.of(settings), WORKER_POLL.of(settings)
         self._history_url: str | None = HISTORY.of(settings)
         self._retention: float = HISTORY_RETENTION.of(settings) * 3600
         self._history: History | None = None
@@ -157,8 +156,7 @@ class SchedulingLoop:
     @property
     def polls(self) -> tuple[float, float]:
         """Seconds between polls of agents, and of workers."""
-        policy = self.generator.policy
-        return policy.agent_poll or self._agent_poll, policy.worker_poll or self._worker_poll
+        return self.generator.policy.agent_poll or self._polls[0], self.generator.policy.worker_poll or self._polls[1]
 
     def tick(self, now: float) -> None:
         self._record_migrations(self.migrations.settle(now))
