@@ -16,7 +16,7 @@ from rich.table import Table
 from millrace.bench.results import keep
 from millrace.cli.comparing import Situations, compare
 from millrace.cli.simulate import PATTERN
-from millrace.cli.simulating import SimulateOptions, choose
+from millrace.cli.simulating import SimulateOptions, chosen_world
 from millrace.schedulers.base import NewPlan
 from millrace.schedulers.instances import large_situation
 from millrace.schedulers.problem import Problem
@@ -89,7 +89,8 @@ def _simulated_in_own_process(name: str, hours: float, console: Console) -> dict
 def simulated(name: str, hours: float, nodes: int, tasks: int) -> dict[str, Any]:
     """The figures of `simulate` with these sizes and its other options as they are by default, and the peak memory of this
     process. Prints every simulated hour to stderr."""
-    chosen = choose(SimulateOptions(nodes=nodes, tasks=tasks, hours=hours, pattern=PATTERN, walk=0.1, keys=0.3, seed=SEED))
+    chosen = chosen_world(SimulateOptions(nodes=nodes, tasks=tasks, hours=hours, pattern=PATTERN, walk=0.1, keys=0.3,
+                                          seed=SEED))
     console, started, hour = Console(stderr=True), time.perf_counter(), 0
 
     def progress(seconds: float) -> None:

@@ -89,7 +89,7 @@ def run(asked: SimulateOptions, console: Console) -> dict[str, Any]:
     """Return the object of `simulate --json`; print the table to `console` and progress to stderr."""
     if asked.plot is not None:
         check_picture(asked.plot)
-    chosen = choose(asked)
+    chosen = chosen_world(asked)
     runs = run_all(chosen, asked.schedulers or SCHEDULERS)
     _show(runs, chosen, console)
     if asked.plot is not None:
@@ -98,7 +98,7 @@ def run(asked: SimulateOptions, console: Console) -> dict[str, Any]:
             "window_seconds": chosen.conditions.window_seconds}
 
 
-def choose(asked: SimulateOptions) -> Chosen:
+def chosen_world(asked: SimulateOptions) -> Chosen:
     """The world that was asked for: a recorded run, a saved situation, or a random cluster."""
     windows = _windows(asked.history, asked.cluster) if asked.history is not None else None
     saved = Situation.read(asked.situation) if asked.situation is not None else None

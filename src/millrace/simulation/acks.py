@@ -16,7 +16,7 @@ from millrace.simulation.world import World
 
 
 class AckRouting:
-    """The ackers to which the acks of all topologies go, given the slots of their tasks."""
+    """The ackers that the acks of all topologies go to, given the slots of their tasks."""
 
     def __init__(self, world: World) -> None:
         self._topologies = [_TopologyAcks(world, number) for number in range(len(world.graphs))

@@ -27,7 +27,7 @@ from millrace.simulation.estimates import TaskRows, array_estimator
 from millrace.simulation.figures import Run, Window
 from millrace.simulation.flow import LinkModel, WindowFlow, flow
 from millrace.simulation.measuring import Measured, Meter, Noise
-from millrace.simulation.placement import SimulatedPlacement, is_whole
+from millrace.simulation.placement_rule import PlacementRule, is_whole
 from millrace.simulation.world import Machines, World
 
 Progress = Callable[[float], None]  # seconds that have been simulated
@@ -71,7 +71,7 @@ class _Loop:
         self.generator = ScheduleGenerator(Choice.of(name, scheduler), conditions.policy)
         self.generator.ask()
         self.bottlenecks = Bottlenecks()
-        self.placement = SimulatedPlacement(name, scheduler)
+        self.placement = PlacementRule(name, scheduler)
         self.meter = Meter(self.world, conditions.noise, rng)
         self.estimator = array_estimator(conditions.estimator or make_estimator(traits(scheduler).estimator),
                                          self.world.source, self.world.target)
@@ -206,7 +206,7 @@ class _Loop:
         return bool(self.bottlenecks.lasting())
 
 
-def first_plans(placement: SimulatedPlacement, situation: Situation) -> dict[str, Plan]:
+def first_plans(placement: PlacementRule, situation: Situation) -> dict[str, Plan]:
     """The plans to begin with: those of the situation, with a slot for every task. Nothing is known of the load yet."""
     plans = placement.complete(replace(situation, load={}))
     missing = [graph.name for graph in situation.graphs if not is_whole(graph, plans)]

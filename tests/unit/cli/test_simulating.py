@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from millrace.cli.main import app
-from millrace.cli.simulating import SimulateOptions, choose, relative_pattern, run
+from millrace.cli.simulating import SimulateOptions, chosen_world, relative_pattern, run
 from millrace.control.scheduling.load_smoothing import Ewma
 from millrace.errors import BadLinks, BadParameter, BadSituation, MillraceError, StoreUnreachable, TopologyError, UnknownName
 from millrace.master.load.history import History
@@ -47,10 +47,10 @@ def test_a_picture(tmp_path: Path) -> None:
 def test_a_saved_situation(tmp_path: Path) -> None:
     case = random_situation(np.random.default_rng(2))
     case.save(tmp_path / "now.json")
-    chosen = choose(replace(SMALL, situation=str(tmp_path / "now.json")))
+    chosen = chosen_world(replace(SMALL, situation=str(tmp_path / "now.json")))
     assert chosen.situation == case and chosen.conditions.window_seconds == 20.0
     with pytest.raises(BadSituation, match="no-such-file"):
-        choose(replace(SMALL, situation="no-such-file"))
+        chosen_world(replace(SMALL, situation="no-such-file"))
 
 
 def test_a_recorded_run(tmp_path: Path) -> None:
@@ -63,19 +63,19 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     assert history.flush(30.0)
     history.close()
     asked = replace(SMALL, history=str(tmp_path / "history.db"), hours=None)
-    assert choose(asked).conditions.hours == pytest.approx(20 / 3600)
+    assert chosen_world(asked).conditions.hours == pytest.approx(20 / 3600)
     assert run(asked, console())["runs"][0]["inter_node_mean"] > 0
     with pytest.raises(BadParameter, match=r"no windows of cluster 'two'.*It has one"):
-        choose(replace(asked, cluster="two"))
+        chosen_world(replace(asked, cluster="two"))
     with pytest.raises(StoreUnreachable, match="there is no history in"):
-        choose(replace(asked, history=str(tmp_path / "other.db")))
+        chosen_world(replace(asked, history=str(tmp_path / "other.db")))
     (tmp_path / "text.db").write_text("something else entirely" * 100)
     with pytest.raises(StoreUnreachable, match="cannot be read"):
-        choose(replace(asked, history=str(tmp_path / "text.db")))
+        chosen_world(replace(asked, history=str(tmp_path / "text.db")))
 
 
 def test_many_tasks_have_longer_windows() -> None:
-    seen = [choose(replace(SMALL, tasks=tasks, window=window)).conditions
+    seen = [chosen_world(replace(SMALL, tasks=tasks, window=window)).conditions
             for tasks, window in ((1001, None), (1001, 5.0), (1000, None))]
     assert [each.window_seconds for each in seen] == [60.0, 5.0, 20.0]
     assert {each.policy.period for each in seen} == {0.0}, "every scheduler has its own period"
@@ -83,17 +83,17 @@ def test_many_tasks_have_longer_windows() -> None:
 
 def test_thresholds_and_estimator() -> None:
     policy = {"period": 100.0, "cool_down": 5.0, "min_gain": 0.1, "payback": 60.0, "overload": 0.7}
-    conditions = choose(replace(SMALL, policy=policy, estimator="ewma a=0.3")).conditions
+    conditions = chosen_world(replace(SMALL, policy=policy, estimator="ewma a=0.3")).conditions
     assert {name: getattr(conditions.policy, name) for name in policy} == policy and conditions.estimator == Ewma(a=0.3)
     with pytest.raises(UnknownName, match="no estimator named 'mean'"):
-        choose(replace(SMALL, estimator="mean"))
+        chosen_world(replace(SMALL, estimator="mean"))
     with pytest.raises(BadParameter, match="overload"):
-        choose(replace(SMALL, policy={"overload": -1.0}))
+        chosen_world(replace(SMALL, policy={"overload": -1.0}))
 
 
 def test_links(tmp_path: Path) -> None:
     (tmp_path / "links.toml").write_text('between_zones = 5.0\n[zones]\na = ["n0000"]\nb = ["n0001", "n0002"]\n')
-    chosen = choose(replace(SMALL, links=str(tmp_path / "links.toml"), link_capacity=300.0))
+    chosen = chosen_world(replace(SMALL, links=str(tmp_path / "links.toml"), link_capacity=300.0))
     assert [chosen.situation.cluster.link_cost(*pair) for pair in (("n0000", "n0001"), ("n0001", "n0002"))] == [5.0, 1.0]
     assert chosen.conditions.links.tuples_per_second == 300.0
     plain = run(replace(SMALL, schedulers=("even",)), console())["runs"][0]
@@ -102,17 +102,17 @@ def test_links(tmp_path: Path) -> None:
     assert linked["p50_ms"] > plain["p50_ms"] and linked["inter_node_mean"] == plain["inter_node_mean"]
     assert capped["overload_s"] > plain["overload_s"]
     with pytest.raises(BadLinks, match="no-such-file"):
-        choose(replace(SMALL, links="no-such-file.toml"))
+        chosen_world(replace(SMALL, links="no-such-file.toml"))
 
 
 def test_nodes_that_are_away() -> None:
-    absences = choose(replace(SMALL, away=("n0001=0-0.05",), failures=100.0)).conditions.absences
+    absences = chosen_world(replace(SMALL, away=("n0001=0-0.05",), failures=100.0)).conditions.absences
     assert (absences[0].node, absences[0].begin, absences[0].end) == ("n0001", 0.0, 180.0) and len(absences) > 1
     for wrong in ("n0001", "n0001=2", "n0001=2-1", "n0001=a-b", "=1-2"):
         with pytest.raises(BadParameter, match=r"NODE=FROM-UNTIL|there is no node"):
-            choose(replace(SMALL, away=(wrong,)))
+            chosen_world(replace(SMALL, away=(wrong,)))
     with pytest.raises(BadParameter, match="there is no node 'n9'; there are n0000"):
-        choose(replace(SMALL, away=("n9=1-2",)))
+        chosen_world(replace(SMALL, away=("n9=1-2",)))
 
 
 def test_patterns(tmp_path: Path) -> None:

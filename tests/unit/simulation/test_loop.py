@@ -29,7 +29,7 @@ from millrace.simulation.demand import Patterned, Walk
 from millrace.simulation.figures import Run
 from millrace.simulation.loop import Conditions, first_plans, simulated_run
 from millrace.simulation.measuring import Noise
-from millrace.simulation.placement import SimulatedPlacement
+from millrace.simulation.placement_rule import PlacementRule
 from millrace.simulation.world import World
 
 CASE = random_situation(np.random.default_rng(3), tasks=(10, 10), nodes=(3, 3), slack=(3.0, 3.0))
@@ -180,12 +180,12 @@ def test_a_plan_against_the_rules_is_a_failure() -> None:
 def test_tasks_are_placed_at_the_start_by_the_rule_of_the_scheduler() -> None:
     case = simulated_situation(40, 5, np.random.default_rng(1))
     used = {name: [len(set(plan.placement.values()))
-                   for plan in first_plans(SimulatedPlacement(name, make_scheduler(name)), case).values()]
+                   for plan in first_plans(PlacementRule(name, make_scheduler(name)), case).values()]
             for name in ("tstorm", "slstream")}
     assert used == {"tstorm": [5] * 4, "slstream": [10] * 4}, "one worker on each node; evenly, as it has no rule of its own"
-    assert first_plans(SimulatedPlacement("tested", Gather()), CASE) == CASE.plan, "what runs already goes on"
+    assert first_plans(PlacementRule("tested", Gather()), CASE) == CASE.plan, "what runs already goes on"
     with pytest.raises(SchedulerFailed, match="cannot be placed on 0 slots"):
-        first_plans(SimulatedPlacement("even", Even()), replace(CASE, cluster=Cluster((), ())))
+        first_plans(PlacementRule("even", Even()), replace(CASE, cluster=Cluster((), ())))
 
 
 def test_a_loss_is_placed_by_the_rule_of_the_scheduler() -> None:
@@ -200,7 +200,7 @@ def test_a_loss_is_placed_by_the_rule_of_the_scheduler() -> None:
     after = replace(case, cluster=replace(case.cluster, slots=case.cluster.slots[:3]))
 
     def sizes(name: str) -> list[int]:
-        placed = SimulatedPlacement(name, make_scheduler(name)).complete(after)["t"].placement
+        placed = PlacementRule(name, make_scheduler(name)).complete(after)["t"].placement
         return sorted(list(placed.values()).count(slot) for slot in range(3))
 
     assert sizes("even") == [4, 4, 4] != sizes("slstream")

@@ -13,7 +13,7 @@ from millrace.schedulers.base import NewPlan, Scheduler
 from millrace.schedulers.even import Even
 
 
-class SimulatedPlacement:
+class PlacementRule:
     """The rule of a scheduler for tasks without a slot, or the engine's if it has none. Code of users is not called."""
 
     def __init__(self, name: str, scheduler: Scheduler) -> None:
