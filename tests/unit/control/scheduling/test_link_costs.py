@@ -16,7 +16,7 @@ from millrace.control.scheduling.link_costs import (
     SIMILAR,
     STEADY,
     TRIPS_KEPT,
-    Floats,
+    LinkValues,
     LinkCosts,
     MeasuredLink,
     _costs,
@@ -128,7 +128,7 @@ def test_links_that_were_not_measured_are_left_alone(monkeypatch: pytest.MonkeyP
     assert links.update()
     rated: list[list[float]] = []
 
-    def noted(round_trips: Floats, *others: Any) -> Floats:
+    def noted(round_trips: LinkValues, *others: Any) -> LinkValues:
         rated.append(round_trips.tolist())
         return _costs(round_trips, *others)
 
