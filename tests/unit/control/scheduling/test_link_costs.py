@@ -16,8 +16,8 @@ from millrace.control.scheduling.link_costs import (
     SIMILAR,
     STEADY,
     TRIPS_KEPT,
-    LinkValues,
     LinkCosts,
+    LinkValues,
     MeasuredLink,
     _costs,
 )
