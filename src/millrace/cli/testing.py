@@ -12,7 +12,8 @@ from pathlib import Path
 
 from millrace.checkout import project_root
 
-# Tests wait for processes most of the time: three files at once cost two cores little. tests/support/order.py has the order of files.
+# Tests wait for processes most of the time: three files at once cost two cores little. The order of files is in
+# tests/support/order.py.
 WHOLE_SUITE = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 HASH_SEED = "0"  # as on Spark's executors
 NO_TESTS_COLLECTED = 5  # exit code of pytest
