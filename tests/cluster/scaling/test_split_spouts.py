@@ -38,6 +38,7 @@ from support.scaling.split_runs import (
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT = 2500
+LONG = 6000  # enough tuples for several changes of parallelism one after the other
 EVERY = [SplitExact, SplitAtLeast, SplitAtMost, SplitPlain, SplitPlainAtMost]
 
 
@@ -78,7 +79,7 @@ def check_never_short(topology: Any, limit: int = LIMIT) -> None:
 @pytest.mark.parametrize("topology", EVERY)
 def test_more_tasks_and_fewer_again(topology: Any, snapshots: bool) -> None:
     parts.SPOUTS_SNAPSHOT = snapshots
-    name, cluster = name_of(topology), begun(topology, 1)
+    name, cluster = name_of(topology), begun(topology, 1, LONG)
     state = cluster.master.topologies[name]
     epoch = state.epoch
     for par in (2, 7, 3, 1):
@@ -92,7 +93,7 @@ def test_more_tasks_and_fewer_again(topology: Any, snapshots: bool) -> None:
             until_wave(cluster, 1, name)
     assert not all(task.component.exhausted for task in tasks(cluster, "numbers")), "the stream runs"
     assert not flaws(cluster) and state.epoch == epoch, (flaws(cluster), cluster.said)
-    check_once(cluster, topology)
+    check_once(cluster, topology, LONG)
     assert not flaws(cluster)
 
 
