@@ -137,8 +137,8 @@ def _least(step: GuardStep, count: int, meter: WorkMeter) -> float:
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 def compared(result: Mapping[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Each step beside its kept figure, and those that cost more than is tolerated. `comparable`: empty, or why the kept
-    figures say nothing about this run."""
+    """Each step beside its kept figure, and those that cost more than is tolerated. `not_comparable`: why the kept figures say
+    nothing about this run; empty if they do."""
     reason = _incomparable(result, kept)
     before = kept["steps"] if kept is not None and not reason else {}
     limit = 1 + TOLERANCE.get(result["unit"], NOISY)

@@ -297,11 +297,11 @@ class ElasticLoop:
             return f"the offered rate changes between {min(rates):,.1f} and {max(rates):,.1f} tuples/s"
         missed_at = self.past.missed_at(at, wish.target.par, network.external_rate)
         if wish.direction == SHRINK and missed_at is not None:
-            return f"no more tasks than these missed the goal at {missed_at:,.1f} tuples/s"
+            return f"as many tasks missed the goal at {missed_at:,.1f} tuples/s, by what was measured"
         futile = self.past.futile(at, wish.direction, wish.target.par, network, bool(self._overloaded))
         if futile is not None:
             return f"not repeated: decision {futile.number} did not help under this load"
-        advised = self.past.advised(ADVISED_ONLY, wish.target.par, network.present)
+        advised = self.past.same(at, ADVISED_ONLY, wish.target.par, network.present)
         return f"advised by decision {advised.number}" if advised is not None and policy.dry_run else ""
 
     @property

@@ -48,12 +48,10 @@ class PastDecisions:
     def of_number(self, number: int | None) -> ElasticDecision | None:
         return next((decision for decision in self.kept if decision.number == number), None)
 
-    def advised(self, outcome: str, par: Mapping[str, int], before: Mapping[str, int]) -> ElasticDecision | None:
-        """The last decision, if it has this outcome and is for the same change."""
-        last = self.kept[-1] if self.kept else None
-        if last is None or last.outcome != outcome:
-            return None
-        return last if (dict(last.par), dict(last.before)) == (dict(par), dict(before)) else None
+    def same(self, at: float, outcome: str, par: Mapping[str, int], before: Mapping[str, int]) -> ElasticDecision | None:
+        """A decision with this outcome, for the same change, that is not too old to count."""
+        return next((decision for decision in self._since_chosen(at) if decision.outcome == outcome
+                     and (dict(decision.par), dict(decision.before)) == (dict(par), dict(before))), None)
 
     # -- lessons -------------------------------------------------------------------------------------------------------
 
@@ -62,7 +60,8 @@ class PastDecisions:
         self._too_few.append((par, rate, at))
 
     def missed_at(self, at: float, par: Mapping[str, int], rate: float) -> float | None:
-        """The offered rate, at most a little higher than this, at which as many tasks missed the goal by what was measured."""
+        """The offered rate, at most a little higher than this, at which at least as many tasks missed the goal by what was
+        measured."""
         return next((missed for few, missed, then in self._too_few if missed <= (1 + SIMILAR) * rate
                      and at - then < self._retry_after
                      and all(tasks <= few.get(name, 0) for name, tasks in par.items())), None)

@@ -15,7 +15,7 @@ from millrace.model.plan import rescaled_key_groups
 from millrace.schedulers.balance import NOBODY, TOLERANCE, evened_out, filled, group_counts, relabelled
 from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints
 
-SURE = 4.0  # standard errors by which a count must differ to be more than chance; there are many groups
+SURE = 6.0  # standard errors by which a count must differ to be more than chance; there are many groups
 
 
 def redistributed(owners: Sequence[int], par: int, counts: Sequence[float] = (), sampled: int = 1) -> tuple[int, ...]:

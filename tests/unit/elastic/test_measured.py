@@ -73,15 +73,24 @@ def test_rates_are_smoothed_and_what_is_offered_is_that_of_the_window() -> None:
 
 
 def test_a_component_that_gets_a_tuple_now_and_then_keeps_its_rate() -> None:
-    """Long calls and ticks in between count for the next tuple."""
+    """Ticks in between do not count; a call that lasts for windows does."""
     idle = replace(LOAD, tasks={**LOAD.tasks, COUNT0: TaskLoad(busy_seconds=0.5)},
                    traffic={pair: tuples for pair, tuples in LOAD.traffic.items() if pair[0] == LINES})
     one = replace(LOAD, tasks={**LOAD.tasks, COUNT0: TaskLoad(executed=1, busy_seconds=0.5)},
                   traffic={**idle.traffic, (SPLIT0, COUNT0): 1.0})
     found = _measured(GRAPH, idle, idle, one, *[idle] * 30)
-    assert found.missing == "" and found.network.stations[2].service_rate == pytest.approx(1.0)
-    again = _measured(GRAPH, one, one, *[idle] * 9)
-    assert again.network.stations[2].service_rate == pytest.approx(1.5 / (0.25 + 10 * 0.5))
+    assert found.missing == "" and found.network.stations[2].service_rate == pytest.approx(2.0)
+    called = replace(idle, tasks={**LOAD.tasks, COUNT0: TaskLoad(busy_seconds=SECONDS)})
+    again = _measured(GRAPH, one, one, *[called] * 9)
+    assert again.network.stations[2].service_rate == pytest.approx(1.5 / (0.25 + 9 * SECONDS + 0.5))
+
+
+def test_a_spout_that_polls_an_idle_source_is_not_slow() -> None:
+    polls = replace(LOAD, tasks={**LOAD.tasks, LINES: TaskLoad(busy_seconds=0.5, lag=0)}, traffic={})
+    rates = ServiceRates()
+    for load in (LOAD, *[polls] * 500, LOAD):
+        found = rates.learn(GRAPH, load)
+    assert found["lines"] == pytest.approx(1000.0)
 
 
 def test_a_tuple_that_was_lost_on_its_way_is_not_waited_for() -> None:

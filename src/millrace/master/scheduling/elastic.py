@@ -121,18 +121,27 @@ class Elasticity:
         return replace(sample, predictions=self.predictions)
 
     def end_window(self, now: float, sample: WindowSample) -> None:
-        """Let the loops decide. `sample`: with its predictions."""
+        """Let the loops decide. `sample`: with its predictions. An error in one is raised when the others have decided."""
+        errors: list[Exception] = []
         for name, loop in self._loops.items():
-            topology, found = self._port.state.topologies.get(name), self._measured.get(name)
-            if topology is None or found is None or name not in sample.loads:
-                continue
-            prediction = sample.predictions.get(name)
-            network = self._corrections.setdefault(name, Corrections()).applied(found.network)
-            window = ElasticWindow(sample.at, sample.seconds, network, prediction.measured_ms if prediction else None,
-                                   found.backlog, found.carried, _settling(topology, sample.loads[name]),
-                                   _under_way(topology) or found.missing)
-            for decision in loop.end_window(now, window):
-                self._handle(loop, decision, now)
+            try:
+                self._decide(name, loop, now, sample)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _decide(self, name: str, loop: ElasticLoop, now: float, sample: WindowSample) -> None:
+        topology, found = self._port.state.topologies.get(name), self._measured.get(name)
+        if topology is None or found is None or name not in sample.loads:
+            return
+        prediction = sample.predictions.get(name)
+        network = self._corrections.setdefault(name, Corrections()).applied(found.network)
+        window = ElasticWindow(sample.at, sample.seconds, network, prediction.measured_ms if prediction else None,
+                               found.backlog, found.carried, _settling(topology, sample.loads[name]),
+                               _under_way(topology) or found.missing)
+        for decision in loop.end_window(now, window):
+            self._handle(loop, decision, now)
 
     def _handle(self, loop: ElasticLoop, decision: ElasticDecision, now: float) -> None:
         if decision.outcome == SCALES and decision.helped is None:

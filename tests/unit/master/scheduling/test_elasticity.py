@@ -167,6 +167,21 @@ def test_while_spouts_are_held_nothing_changes(held: str) -> None:
     assert run.tasks == 6
 
 
+def test_an_error_in_one_loop_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(graph("t"), graph("u"))
+    for name in ("t", "u"):
+        run.elastic.choose(name, "ds2", {})
+
+    def fails(now: float, window: Any) -> Any:
+        raise ValueError("of t")
+
+    run.windows(480, 1)
+    monkeypatch.setattr(run.elastic._loops["t"], "end_window", fails)
+    with pytest.raises(ValueError, match="of t"):
+        run.windows(480, 1)
+    assert [event.name for event in run.master.told if isinstance(event, Rescaled)] == ["u"]
+
+
 def test_one_tuple_on_a_rare_branch_does_not_stop_the_loop() -> None:
     rare = TopologyGraph("t", (*graph().components, ComponentDef(
         "alerts", "bolt", "m:C", 1, {}, (), (Input("work", "default", Grouping.SHUFFLE),), False, "process")), {})
