@@ -118,6 +118,7 @@ STEPS: dict[str, tuple[GuardStep, int]] = {
 
 def measure(share: float = 1.0) -> dict[str, Any]:
     """The work per tuple of each step, the least of some runs, in this process. `share`: of the tuples."""
+    gc.collect()
     with WorkMeter() as meter:
         steps = {name: _least(step, max(100, int(count * share)), meter) for name, (step, count) in STEPS.items()}
         return {"unit": meter.unit, "python": platform.python_version(), "machine": platform.machine(), "steps": steps}
@@ -127,7 +128,6 @@ def _least(step: GuardStep, count: int, meter: WorkMeter) -> float:
     costs = []
     for _ in range(REPEATS):
         work = step(count)
-        gc.collect()
         before = meter.read()
         work()
         costs.append((meter.read() - before) / count)
