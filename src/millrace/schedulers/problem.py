@@ -47,7 +47,7 @@ class Figures:
     largest_load: float  # of any node, as a share of its CPU
     moved: int
     largest_worker_load: float = 0.0  # of any worker, as a share of a core
-    largest_worker_time: float = 0.0  # share of the time that the busiest worker's loop is in user code
+    largest_worker_time: float = 0.0  # share of the time that the busiest worker's loop is busy
     cost: float = 0.0  # of the traffic, in the unit that is minimised; equal to `inter_node` if that is tuples between nodes
 
 
@@ -120,7 +120,7 @@ class Problem:
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
             cpu=clean([seen.cpu_mhz if seen else mhz for seen, mhz in zip(measured, declared.cpu)]),
-            time=_busy([load[name].capacity(task) if name in load and (name, task.component) not in threaded else 0.0
+            time=_busy([load[name].loop_share(task) if name in load and (name, task.component) not in threaded else 0.0
                         for name, task in tasks]),
             memory=clean([seen.memory_mb if seen else mb for seen, mb in zip(measured, declared.memory)]),
             queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
@@ -487,7 +487,7 @@ def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan],
             if number in slot_index:
                 slots.append(slot_index[number])
                 seen = measured.tasks.get(task)
-                used.append((seen.cpu_mhz, measured.capacity(task), seen.memory_mb) if seen else (0.0, 0.0, 0.0))
+                used.append((seen.cpu_mhz, measured.loop_share(task), seen.memory_mb) if seen else (0.0, 0.0, 0.0))
     at, (cpu, time, memory) = np.array(slots, dtype=np.int64), clean(used).reshape(-1, 3).T
     count = len(slot_index)
     return _Taken(np.minimum(np.bincount(at, cpu, count), MOST), np.minimum(np.bincount(at, _busy(time), count), MOST),

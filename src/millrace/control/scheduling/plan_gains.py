@@ -162,7 +162,7 @@ def with_recent_loads(problem: Problem, windows: Sequence[WindowLoads]) -> Probl
                 seen = [None if task in settling else load.tasks.get(task) for task in tasks]
                 own = slice(first, first + len(tasks))
                 sums[0, own] += [each.cpu_mhz if each is not None else 0.0 for each in seen]
-                sums[1, own] += [each.busy_seconds / load.window_seconds if each is not None else 0.0 for each in seen]
+                sums[1, own] += [each.loop_seconds / load.window_seconds if each is not None else 0.0 for each in seen]
                 counts[own] += [each is not None for each in seen]
             first += len(tasks)
     cpu, time = np.where(counts > 0, sums / np.maximum(counts, 1), np.stack([problem.cpu, problem.time]))

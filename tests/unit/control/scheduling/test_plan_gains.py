@@ -165,6 +165,13 @@ def test_loads_are_averaged_over_the_windows_that_have_a_task_whole() -> None:
     assert planned_slots(problem, {"t": TOGETHER}).tolist() == [1, 1, 1]
 
 
+def test_loops_that_are_busy_outside_user_code_are_averaged_too() -> None:
+    situation = case()
+    problem = Problem.of(situation.graphs, CLUSTER, situation.load, situation.plan)
+    windows = [{"t": Load(2.0, {A: TaskLoad(busy_seconds=0.5, routing_seconds=routing)})} for routing in (0.25, 0.75)]
+    assert with_recent_loads(problem, windows).time.tolist() == [0.5, 0.25, 0.25]
+
+
 # -- noise -------------------------------------------------------------------------------------------------------------
 
 

@@ -33,13 +33,15 @@ RELIEVING = ("otd", "tstorm", "online", "erstream", "multilevel", "slstream", "o
 
 @dataclass
 class Loops:
-    """Tasks that wait: `busy` is the share of a loop that each keeps busy, `slots` its worker."""
+    """Tasks that wait: `busy` is the share of a loop for which each is in user code, `slots` its worker, and `routing` the
+    share that each takes outside user code."""
 
     scheduler: str
     busy: Sequence[float]
     slots: list[int]
     traffic: Mapping[tuple[int, int], float] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    routing: float = 0.0
 
     def __post_init__(self) -> None:
         self.tasks = [TaskId("a", number) for number in range(len(self.busy))]
@@ -48,7 +50,7 @@ class Loops:
         names = [f"n{number}" for number in range(NODES)]
         self.cluster = Cluster(tuple(Node(name, 1, 1000.0, 4096) for name in names),
                                tuple(Slot(name, "e", number) for number, name in enumerate(names)))
-        self.load = Load(1.0, {task: TaskLoad(cpu_mhz=300 * busy, busy_seconds=busy, executed=100)
+        self.load = Load(1.0, {task: TaskLoad(cpu_mhz=300 * busy, busy_seconds=busy, routing_seconds=self.routing, executed=100)
                                for task, busy in zip(self.tasks, self.busy)},
                          {(self.tasks[one], self.tasks[other]): rate for (one, other), rate in self.traffic.items()})
         self.made = make_scheduler(self.scheduler, dict(self.parameters))
@@ -79,7 +81,7 @@ class Loops:
                             {slot.node: NodeLoad(workers[slot.number].cpu_mhz, 1000.0) for slot in self.cluster.slots})
 
     def worker_busy(self) -> list[float]:
-        return [sum(busy for task, busy in zip(self.tasks, self.busy) if self.plan.placement[task] == slot)
+        return [sum(busy + self.routing for task, busy in zip(self.tasks, self.busy) if self.plan.placement[task] == slot)
                 for slot in range(NODES)]
 
 
@@ -90,6 +92,13 @@ def test_a_worker_that_is_full_is_relieved_by_one_move(scheduler: str, traffic: 
     enacted = [decision for decision in stream.windows(20) if decision.outcome == ENACTED]
     assert max(stream.worker_busy()) < 0.7
     assert (enacted[0].trigger, len(enacted[0].moved)) == (OVERLOAD, 1), enacted[0].reason
+
+
+@pytest.mark.parametrize("scheduler", RELIEVING)
+def test_a_loop_that_routing_fills_is_relieved(scheduler: str) -> None:
+    stream = Loops(scheduler, [0.38, 0.38], [0, 0], {(0, 1): 50.0}, routing=0.11)
+    decisions = stream.windows(20)
+    assert max(stream.worker_busy()) < 0.7, [decision.reason for decision in decisions]
 
 
 @pytest.mark.parametrize("scheduler", RELIEVING)
