@@ -138,3 +138,21 @@ def test_a_relief_that_moves_tasks_without_need_is_refused() -> None:
             placement[task] = 1 + placement[task] % 3
         decision = stream.generator.decide(situation, NewPlan({"t": Plan(2, placement)}, "because"), OVERLOAD, 1.0)
         assert decision.outcome == outcome, decision.reason
+
+
+def test_a_machine_that_several_nodes_share_is_relieved_and_then_watched_anew() -> None:
+    """Two executors have half a core each of one machine, and a third one has another machine."""
+    nodes = tuple(Node(f"n{number}", 0.5, 1000.0, 4096, machine=machine) for number, machine in enumerate(("host", "host", "")))
+    cluster = Cluster(nodes, tuple(Slot(node.name, "e", number) for number, node in enumerate(nodes)))
+    stream = Loops("tstorm", [0.1] * 4, [0, 0, 1, 1])
+    load = Load(1.0, {task: TaskLoad(cpu_mhz=245.0, busy_seconds=0.1) for task in stream.tasks})
+    full = WindowSample(0.0, WINDOW, {"t": load}, {"t": stream.plan}, {}, {"n0": NodeLoad(490.0), "n1": NodeLoad(490.0)})
+    for _ in range(3):
+        stream.generator.take(full, cluster)
+    assert [place.where for place in stream.generator.overloaded()] == ["node n0 with n1"]
+    relieved = NewPlan({"t": Plan(2, {**stream.plan.placement, stream.tasks[0]: 2})}, "because")
+    decision = stream.generator.decide(Situation((stream.graph,), cluster, {"t": load}, {"t": stream.plan}), relieved, OVERLOAD,
+                                       1.0)
+    assert decision.outcome == ENACTED, decision.reason
+    stream.generator.enacted(decision, 1.0)
+    assert not stream.generator.overloaded(), "loads from before the move tell nothing"
