@@ -21,17 +21,8 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
-from millrace.schedulers.problem import (
-    NOWHERE,
-    TUPLES,
-    Floats,
-    Ints,
-    Problem,
-    clean,
-    in_bytes,
-    numbers_of,
-    per_second,
-)
+from millrace.schedulers.problem import NOWHERE, TUPLES, Floats, Ints, Problem
+from millrace.schedulers.traffic import clean, in_bytes, numbers_of, per_second
 
 WINDOWS_KEPT = 10
 GROUP_WINDOWS_KEPT = 40  # of key groups, which are counted by a sample: a slow stream needs many
