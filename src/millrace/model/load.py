@@ -45,6 +45,8 @@ class Metric(StrEnum):
     OFFERED = "offered", "tuples", "Tuples that a spout's source had for it in the window: emitted, and growth of its lag."
     LAG = "lag", "tuples", "Tuples that a spout's source had at the end of the window and the spout had not emitted."
     BUSY_SECONDS = "busy_seconds", "s", "Time in the window during which the task was in user code."
+    ROUTING_SECONDS = ("routing_seconds", "s", "The task's share of the time for which its worker's loop was busy outside user "
+                                               "code, as with routing and encoding, by its share of the time in it.")
     BLOCKED_SECONDS = "blocked_seconds", "s", "Time in which the task had work and waited for credit, or for acks at its limit."
     CAPACITY = "capacity", "ratio", "Share of the window spent in user code: near 1 means the task is saturated."
     TRUE_PROCESSING_RATE = "true_processing_rate", "tuples/s", "Rate of a task that never has to wait."
@@ -73,7 +75,8 @@ class HeavyKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TaskLoad:
     """The load of one task in the window. A latency of None means that nothing was measured, unlike 0; a lag of None, that
-    the source does not know it. `offered` is 0 for bolts, and for spouts as large as `emitted` if the lag is not known."""
+    the source does not know it. `offered` is 0 for bolts, and for spouts as large as `emitted` if the lag is not known.
+    `routing_seconds` is 0 for a task with a thread of its own, and in a record of an earlier version."""
 
     emitted: int = 0
     transferred: int = 0
@@ -92,6 +95,12 @@ class TaskLoad:
     lag: int | None = None
     cpu_mhz: float = 0.0
     memory_mb: float = 0.0
+    routing_seconds: float = 0.0
+
+    @property
+    def loop_seconds(self) -> float:
+        """The time that the task keeps the loop of its worker busy, in user code and outside it."""
+        return self.busy_seconds + self.routing_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,11 @@ class Load:
         """Share of the window that the task spent in user code; 0 if it was not measured."""
         measured = self.tasks.get(task)
         return measured.busy_seconds / self.window_seconds if measured and self.window_seconds > 0 else 0.0
+
+    def loop_share(self, task: TaskId) -> float:
+        """Share of the window for which the task kept the loop of its worker busy; 0 if it was not measured."""
+        measured = self.tasks.get(task)
+        return measured.loop_seconds / self.window_seconds if measured and self.window_seconds > 0 else 0.0
 
     def arrival_rate(self, component: str) -> float:
         """λ: tuples per second that arrive at the component's tasks; for a spout, those that it emits."""

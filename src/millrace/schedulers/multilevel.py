@@ -17,10 +17,10 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.matching import also_placed
 from millrace.schedulers.overload import threshold
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
+from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.partition import Cutting, polished
 from millrace.schedulers.partitioning.refinement import Ground, refined
 from millrace.schedulers.partitioning.relief import DIGITS, relief_first, relieved

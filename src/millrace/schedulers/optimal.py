@@ -18,8 +18,8 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.matching import also_placed
 from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
 from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Objective, Problem

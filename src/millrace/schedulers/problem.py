@@ -6,13 +6,9 @@ number), so equal questions give equal arrays. An assignment is an array: the sl
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
-from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +21,7 @@ from millrace.schedulers import overload
 from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
 from millrace.schedulers.demands import demands
 from millrace.schedulers.parameters import parameter
+from millrace.schedulers.traffic import MOST, clean, edges
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -32,7 +29,6 @@ Flags = NDArray[np.bool_]
 
 ROUNDING = overload.ROUNDING
 NOWHERE = -1
-MOST = 1e15  # upper bound of every rate and load: sums stay finite even if a meter is broken
 TUPLES, BYTES, COST = MINIMISED = ("tuples", "bytes", "cost")
 
 
@@ -47,7 +43,7 @@ class Figures:
     largest_load: float  # of any node, as a share of its CPU
     moved: int
     largest_worker_load: float = 0.0  # of any worker, as a share of a core
-    largest_worker_time: float = 0.0  # share of the time that the busiest worker's loop is in user code
+    largest_worker_time: float = 0.0  # share of the time that the busiest worker's loop is busy
     cost: float = 0.0  # of the traffic, in the unit that is minimised; equal to `inter_node` if that is tuples between nodes
 
 
@@ -114,13 +110,13 @@ class Problem:
         measured = [load[name].tasks.get(task) if name in load else None for name, task in tasks]
         declared = demands(graphs, max((by_name[name].mhz for name in nodes), default=0.0))
         settling = {(name, task) for name, topology_load in load.items() for task in topology_load.settling}
-        traffic = _edges(numbers, load, minimise)
+        traffic = edges(numbers, load, minimise != TUPLES)
         threaded = {(graph.name, part.name) for graph in graphs for part in graph.components if part.blocking}
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
             cpu=clean([seen.cpu_mhz if seen else mhz for seen, mhz in zip(measured, declared.cpu)]),
-            time=_busy([load[name].capacity(task) if name in load and (name, task.component) not in threaded else 0.0
+            time=_busy([load[name].loop_share(task) if name in load and (name, task.component) not in threaded else 0.0
                         for name, task in tasks]),
             memory=clean([seen.memory_mb if seen else mb for seen, mb in zip(measured, declared.memory)]),
             queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
@@ -365,15 +361,6 @@ class Objective:
         return Problem.of(graphs, cluster, load, plan, self.minimise, self.between_workers)
 
 
-class _Edges(NamedTuple):
-    """Each pair of communicating tasks once, both directions together; left < right."""
-
-    left: Ints
-    right: Ints
-    tuples: Floats  # per second
-    weight: Floats  # per second, in the unit that is minimised
-
-
 def _movable(graphs: Sequence[TopologyGraph]) -> Flags:
     """For each task: True if it may move. That is the same for all tasks of a component."""
     movable = {(graph.name, part): graph.movable(TaskId(part, 0)) for graph in graphs
@@ -391,58 +378,6 @@ def _numbered(graphs: Sequence[TopologyGraph]) -> dict[str, dict[TaskId, int]]:
     return numbers
 
 
-def _edges(numbers: Mapping[str, Mapping[TaskId, int]], load: Mapping[str, Load], minimise: str) -> _Edges:
-    """Traffic in both directions between two tasks as one edge; a task that sends to itself has no edge. `numbers`: of
-    the tasks, by topology."""
-    ends, tuples, size = [np.zeros((2, 0), dtype=np.int64)], [np.zeros(0)], [np.zeros(0)]
-    for name, own in numbers.items():
-        measured = load.get(name, Load())
-        if not (measured.window_seconds > 0 and math.isfinite(measured.window_seconds)):
-            continue
-        pairs = numbers_of(own, measured.traffic)
-        kept = np.flatnonzero((pairs >= 0).all(axis=0) & (pairs[0] != pairs[1]))
-        ends.append(np.sort(pairs[:, kept], axis=0))
-        tuples.append(per_second(measured.traffic.values(), measured)[kept])
-        if minimise != TUPLES:
-            sizes = map(measured.traffic_bytes.get, measured.traffic, repeat(math.nan))
-            size.append(per_second(sizes, measured)[kept])
-    (left, right), rates = np.concatenate(ends, axis=1), clean(np.concatenate(tuples))
-    return _joined(left, right, rates, rates if minimise == TUPLES else in_bytes(rates, np.concatenate(size)),
-                   sum(map(len, numbers.values())))
-
-
-def numbers_of(own: Mapping[TaskId, int], pairs: Collection[tuple[TaskId, TaskId]]) -> Ints:
-    """(2, pairs): the number of either task of each pair, or NOWHERE."""
-    ends = [map(own.get, map(itemgetter(end), pairs), repeat(NOWHERE)) for end in (0, 1)]
-    return np.stack([np.fromiter(end, np.int64, len(pairs)) for end in ends])
-
-
-def per_second(counts: Iterable[float], load: Load) -> Floats:
-    """Rates per second of what was counted in the window of this load."""
-    with np.errstate(over="ignore"):  # `clean` limits it
-        return np.fromiter(counts, np.float64) / load.window_seconds
-
-
-def in_bytes(tuples: Floats, size: Floats) -> Floats:
-    """Bytes per second of each pair. Tuples of a pair that was not measured count as large as the mean of the others, and as
-    one byte if no pair was."""
-    known = np.isfinite(size)
-    measured = clean(size)
-    total = tuples[known].sum()
-    mean = measured[known].sum() / total if total > 0 else 1.0
-    return np.minimum(np.where(known, measured, tuples * mean), MOST)
-
-
-def _joined(left: Ints, right: Ints, tuples: Floats, weight: Floats, count: int) -> _Edges:
-    """The edges with both directions added up, without those that weigh nothing."""
-    if not len(left):
-        return _Edges(left, right, tuples, weight)
-    unique, inverse = np.unique(left * count + right, return_inverse=True)
-    rates, weights = (np.minimum(np.bincount(inverse, weights=values), MOST) for values in (tuples, weight))
-    kept = weights > 0
-    return _Edges(unique[kept] // count, unique[kept] % count, rates[kept], weights[kept])
-
-
 def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
     """(nodes, nodes): the cost of a unit of traffic between each two; None if it is 1 between any two, which needs no matrix
     however many there are."""
@@ -456,11 +391,6 @@ def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
     for one, other, cost in links:
         matrix[one, other] = matrix[other, one] = min(cost, MOST)
     return matrix
-
-
-def clean(values: Sequence[float] | Sequence[Sequence[float]] | Floats) -> Floats:
-    """The values, made finite and not negative."""
-    return np.clip(np.nan_to_num(np.array(values, dtype=np.float64), nan=0.0, posinf=MOST, neginf=0.0), 0.0, MOST)
 
 
 @dataclass(frozen=True)
@@ -487,7 +417,7 @@ def _others(names: set[str], load: Mapping[str, Load], plan: Mapping[str, Plan],
             if number in slot_index:
                 slots.append(slot_index[number])
                 seen = measured.tasks.get(task)
-                used.append((seen.cpu_mhz, measured.capacity(task), seen.memory_mb) if seen else (0.0, 0.0, 0.0))
+                used.append((seen.cpu_mhz, measured.loop_share(task), seen.memory_mb) if seen else (0.0, 0.0, 0.0))
     at, (cpu, time, memory) = np.array(slots, dtype=np.int64), clean(used).reshape(-1, 3).T
     count = len(slot_index)
     return _Taken(np.minimum(np.bincount(at, cpu, count), MOST), np.minimum(np.bincount(at, _busy(time), count), MOST),

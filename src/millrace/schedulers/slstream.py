@@ -1,5 +1,5 @@
 """Sl-Stream: cuts the tasks into subgraphs with a particle swarm (`SlStream.partition`, partitioning/qpso.py), matches them to
-nodes (`match_subgraphs`, matching.py), and moves tasks only if that is worth it (`SlStream.worth_moving`)."""
+nodes (`match_subgraphs`, partitioning/matching.py), and moves tasks only if that is worth it (`SlStream.worth_moving`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.matching import allowed_nodes, also_placed, match, moves
 from millrace.schedulers.overload import threshold
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
+from millrace.schedulers.partitioning.matching import allowed_nodes, also_placed, match, moves
 from millrace.schedulers.partitioning.partition import NEGLIGIBLE, Cost, Cutting, polished
 from millrace.schedulers.partitioning.qpso import swarm
 from millrace.schedulers.partitioning.relief import relief_first, relieved

@@ -50,6 +50,13 @@ def test_capacity() -> None:
     assert Load().capacity(A) == 0.0
 
 
+def test_a_task_keeps_its_loop_busy_outside_user_code_too() -> None:
+    load = Load(10.0, {A: TaskLoad(busy_seconds=2.0, routing_seconds=1.0)})
+    assert (load.loop_share(A), load.capacity(A)) == (0.3, 0.2)
+    assert LOAD.loop_share(B) == LOAD.capacity(B), "a record of an earlier version has only the time in user code"
+    assert load.loop_share(TaskId("c", 0)) == Load().loop_share(A) == 0.0
+
+
 def test_every_measured_field_is_a_metric_with_unit_and_sentence() -> None:
     missing = {field.name for field in dataclasses.fields(TaskLoad)} - set(Metric)
     assert not missing, f"add {missing} to Metric, in model/load.py, with a unit and one sentence"

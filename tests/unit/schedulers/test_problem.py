@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from by_hand import cluster, graph, load, plan
 
+from millrace.model.graph import TaskId
+from millrace.model.load import Load, TaskLoad
 from millrace.schedulers.base import LOOPS, Overload
 from millrace.schedulers.problem import Problem
 
@@ -30,6 +32,12 @@ def test_time_in_user_code_fills_a_loop_and_cpu_a_core() -> None:
     assert str(problem.overload(problem.current)[0]) == "worker 0 would be busy for 125% of the time"
     assert problem.excess(problem.current) == pytest.approx(0.25)
     assert problem.excess(np.array([0, 1, 2])) == 0
+
+
+def test_a_loop_is_busy_with_routing_too() -> None:
+    routed = Load(1.0, {TaskId("b", number): TaskLoad(busy_seconds=0.25, routing_seconds=0.125) for number in range(2)})
+    problem = Problem.of([GRAPH], NODES, {"t": routed, "other": routed}, {"other": plan(b=[1, 1])})
+    assert problem.time.tolist() == [0.0, 0.375, 0.375] and problem.slot_time_taken.tolist() == [0.0, 0.75, 0.0]
 
 
 def test_a_task_with_a_thread_of_its_own_takes_no_time_of_the_loop() -> None:

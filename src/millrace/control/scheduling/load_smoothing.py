@@ -29,13 +29,13 @@ from millrace.errors import BadParameter, MillraceError, UnknownName
 from millrace.model.graph import TaskId, resolve
 from millrace.model.load import Load, TaskLoad
 from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
-from millrace.schedulers.problem import MOST
+from millrace.schedulers.traffic import MOST
 
 TaskPair = tuple[TaskId, TaskId]
 LoadRow = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates per second
 
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed", "offered")
-SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
+SECONDS = ("cpu_seconds", "busy_seconds", "routing_seconds", "blocked_seconds")
 LEVELS = ("cpu_mhz", "memory_mb")
 NOTHING = 1e-6  # tuples or seconds per second, MHz or MB: smaller values count as zero
 

@@ -33,7 +33,7 @@ class PlaceLoad:
     """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window. `slots`: of its
     workers."""
 
-    where: str  # "node a", "worker 3"
+    where: str  # "node a", "node a with b" if they have the same cores, "worker 3"
     share: float
     text: str
     slots: tuple[int, ...] = ()
@@ -44,13 +44,10 @@ class MachineLoad:
     """The CPU that the workers of all nodes which have the same cores use in a window, in MHz, and the most that they can
     use."""
 
+    name: str
     nodes: tuple[str, ...]
     used: float
     capacity: float
-
-    @property
-    def name(self) -> str:
-        return " with ".join(self.nodes)
 
     @property
     def share(self) -> float:
@@ -59,20 +56,31 @@ class MachineLoad:
 
 def machine_loads(sample: WindowSample, cluster: Cluster) -> list[MachineLoad]:
     """The loads of all machines. A node's own part of a machine is no limit: what one does not use, others can have."""
+    return [MachineLoad(name, tuple(node.name for node in nodes),
+                        sum(sample.nodes[node.name].cpu_mhz for node in nodes if node.name in sample.nodes),
+                        sum(node.capacity_mhz for node in nodes)) for name, nodes in _machines(cluster)]
+
+
+def _machines(cluster: Cluster) -> list[tuple[str, list[Node]]]:
+    """The nodes of each machine, with a name for all of them."""
     by_machine: defaultdict[str, list[Node]] = defaultdict(list)
     for node in cluster.nodes:
         by_machine[node.machine or node.name].append(node)
-    return [MachineLoad(tuple(node.name for node in nodes),
-                        sum(sample.nodes[node.name].cpu_mhz for node in nodes if node.name in sample.nodes),
-                        sum(node.capacity_mhz for node in nodes)) for nodes in by_machine.values()]
+    return [(" with ".join(node.name for node in nodes), nodes) for nodes in by_machine.values()]
+
+
+def places_of_nodes(cluster: Cluster) -> dict[str, str]:
+    """The place that each node is or is a part of, as `PlaceLoad.where` names it."""
+    return {node.name: f"node {name}" for name, nodes in _machines(cluster) for node in nodes}
 
 
 def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
     """The loads of all nodes and workers in a window; nodes that have the same cores are one place. A worker that waits in user
     code has a busy loop without using CPU."""
+    places = places_of_nodes(cluster)
     for machine in machine_loads(sample, cluster):
         if machine.capacity > 0:
-            where = f"node {machine.name}"
+            where = places[machine.nodes[0]]
             slots = tuple(slot.number for slot in cluster.slots if slot.node in machine.nodes)
             yield PlaceLoad(where, machine.share, f"{where} uses {machine.used:,.0f} of {machine.capacity:,.0f} MHz", slots)
     for slot in cluster.slots:

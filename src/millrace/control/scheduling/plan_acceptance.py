@@ -24,6 +24,7 @@ import numpy as np
 
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.scheduling.move_costs import MoveCosts
+from millrace.control.scheduling.overload import places_of_nodes
 from millrace.control.scheduling.plan_gains import (
     WindowLoads,
     balance_gains,
@@ -32,6 +33,7 @@ from millrace.control.scheduling.plan_gains import (
     traffic_gains,
     with_recent_loads,
 )
+from millrace.model.cluster import Cluster
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
@@ -108,9 +110,9 @@ def _excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) 
 @dataclass(frozen=True)
 class Evidence:
     """Measurements beyond the estimated load. `windows`: the last ones as measured, the oldest first; `group_windows`: more of
-    them, with the loads of key groups only. `overloaded`: the nodes and workers whose overload has lasted for some windows, as
-    "node a" and "worker 1"; None if any of them may be relieved. `costs` of moves by `strategy`. Without evidence the estimate
-    is all there is: it is not checked against noise."""
+    them, with the loads of key groups only. `overloaded`: the places whose overload has lasted for some windows, as
+    `PlaceLoad.where` names them; None if any of them may be relieved. `costs` of moves by `strategy`. Without evidence the
+    estimate is all there is: it is not checked against noise."""
 
     windows: Sequence[WindowLoads] = ()
     group_windows: Sequence[WindowLoads] = ()
@@ -118,9 +120,11 @@ class Evidence:
     costs: MoveCosts = field(default_factory=MoveCosts)
     strategy: str = BY_HANDOVER
 
-    def lasting(self, problem: Problem) -> Flags:
-        """(slots + nodes): the places whose overload lasts, in the order of `Problem.excesses`."""
-        names = [*(f"worker {number}" for number in problem.slot_numbers), *(f"node {name}" for name in problem.node_names)]
+    def lasting(self, problem: Problem, cluster: Cluster) -> Flags:
+        """(slots + nodes): the places whose overload lasts, in the order of `Problem.excesses`. An overload of a machine is one
+        of each of its nodes."""
+        places = places_of_nodes(cluster)
+        names = [*(f"worker {number}" for number in problem.slot_numbers), *(places[name] for name in problem.node_names)]
         return np.array([self.overloaded is None or name in self.overloaded for name in names], dtype=bool)
 
 
@@ -176,7 +180,7 @@ def review(situation: Situation, plans: Mapping[str, Plan], thresholds: Threshol
     if (problem.current < 0).any():
         return Review(moved, expected)
     newest, recent = (with_recent_loads(problem, windows) for windows in (evidence.windows[-NEWEST:], evidence.windows))
-    if thresholds.relieves(newest, assignment, evidence.lasting(problem)):
+    if thresholds.relieves(newest, assignment, evidence.lasting(problem, situation.cluster)):
         return Review(moved, expected)
     loads = recent.figures(problem.current), recent.figures(assignment)
     figures = (f"{problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node {loads[0].largest_load:.0%} -> "

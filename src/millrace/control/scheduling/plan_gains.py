@@ -21,17 +21,8 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
-from millrace.schedulers.problem import (
-    NOWHERE,
-    TUPLES,
-    Floats,
-    Ints,
-    Problem,
-    clean,
-    in_bytes,
-    numbers_of,
-    per_second,
-)
+from millrace.schedulers.problem import NOWHERE, TUPLES, Floats, Ints, Problem
+from millrace.schedulers.traffic import clean, in_bytes, numbers_of, per_second
 
 WINDOWS_KEPT = 10
 GROUP_WINDOWS_KEPT = 40  # of key groups, which are counted by a sample: a slow stream needs many
@@ -162,7 +153,7 @@ def with_recent_loads(problem: Problem, windows: Sequence[WindowLoads]) -> Probl
                 seen = [None if task in settling else load.tasks.get(task) for task in tasks]
                 own = slice(first, first + len(tasks))
                 sums[0, own] += [each.cpu_mhz if each is not None else 0.0 for each in seen]
-                sums[1, own] += [each.busy_seconds / load.window_seconds if each is not None else 0.0 for each in seen]
+                sums[1, own] += [each.loop_seconds / load.window_seconds if each is not None else 0.0 for each in seen]
                 counts[own] += [each is not None for each in seen]
             first += len(tasks)
     cpu, time = np.where(counts > 0, sums / np.maximum(counts, 1), np.stack([problem.cpu, problem.time]))

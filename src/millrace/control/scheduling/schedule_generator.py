@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from millrace.control.scheduling.move_costs import MoveCosts
-from millrace.control.scheduling.overload import OverloadWatch, PlaceLoad
+from millrace.control.scheduling.overload import OverloadWatch, PlaceLoad, places_of_nodes
 from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Settled, Thresholds, review
 from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
 from millrace.control.scheduling.relief_pauses import ReliefPauses
@@ -355,11 +355,12 @@ class ScheduleGenerator:
 
 def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     """The nodes and workers that lose or get tasks by these plans."""
-    node = {slot.number: slot.node for slot in situation.cluster.slots}
+    places = places_of_nodes(situation.cluster)
+    machine = {slot.number: places[slot.node] for slot in situation.cluster.slots}
     for name, plan in plans.items():
         old = situation.plan[name].placement if name in situation.plan else {}
         for task, slot in plan.placement.items():
             for number in {slot, old.get(task, slot)} if old.get(task) != slot else ():
                 yield f"worker {number}"
-                if number in node:
-                    yield f"node {node[number]}"
+                if number in machine:
+                    yield machine[number]

@@ -187,18 +187,21 @@ class LoadMonitor:
     def _load(self, seconds: float, tasks: Mapping[TaskId, _Work], traffic: PairTraffic, totals: Mapping[int, _WorkerTotals],
               used: Mapping[int, WorkerMeters], cluster: Cluster) -> Load:
         """Share out each worker's CPU in proportion to the tasks' thread time, so that its overhead (sockets, encoding, the
-        loop) is included, and its memory in proportion to their tuples."""
+        loop) is included, the time of its loop outside user code in proportion to their time in it, and its memory in
+        proportion to their tuples."""
         alive = {slot.number for slot in cluster.slots}
         loads: dict[TaskId, TaskLoad] = {}
         for task, work in tasks.items():
             worker = used.get(work.slot) if work.slot in alive else None
-            mhz = memory = 0.0
+            mhz = memory = routing = 0.0
             if worker is not None:
                 total = totals[work.slot]
                 mhz = _part(work.counts["cpu_seconds"], total.cpu) * worker.cpu_seconds / seconds
                 mhz *= cluster.node_of(work.slot).mhz
                 memory = _part(work.counts["executed"] + work.counts["emitted"], total.tuples) * worker.memory_mb
-            loads[task] = _task_load(work, mhz, memory)
+                if not work.blocking:
+                    routing = _part(work.counts["busy_seconds"], total.busy) * max(worker.loop_seconds - total.busy, 0.0)
+            loads[task] = _task_load(work, mhz, memory, routing)
         settling = tuple(sorted(task for task, work in tasks.items() if not work.settled))
         return Load(seconds, loads, traffic, settling)
 
@@ -265,8 +268,9 @@ def _part(value: float, total: float) -> float:
     return value / total if total > 0 else 0.0
 
 
-def _task_load(work: _Work, mhz: float, memory: float) -> TaskLoad:
+def _task_load(work: _Work, mhz: float, memory: float, routing: float) -> TaskLoad:
     latencies = {f"{name}_ms": percentiles(work.latencies[name]) for name in LATENCIES}
     counts = {**{key: int(work.counts[key]) for key in COUNTED}, **{key: work.counts[key] for key in SECONDS}}
     return TaskLoad(**counts, **latencies, queue_length=work.queue_length,  # type: ignore[arg-type]
-                    queue_floor=work.queue_floor, offered=int(work.offered), lag=work.lag, cpu_mhz=mhz, memory_mb=memory)
+                    queue_floor=work.queue_floor, offered=int(work.offered), lag=work.lag, cpu_mhz=mhz, memory_mb=memory,
+                    routing_seconds=routing)

@@ -1,1 +1,1 @@
-"""Cutting a graph of tasks into parts that fit places: shared by `slstream` and `multilevel`."""
+"""Cutting a graph of tasks into parts that fit places, and matching parts to nodes: shared by `slstream` and `multilevel`."""

@@ -98,11 +98,11 @@ def test_queues_and_latencies_are_the_newest(parameters: Ewma | TrimmedMean) -> 
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])
-def test_what_sources_offered_and_time_without_credit_are_smoothed(parameters: Ewma | TrimmedMean) -> None:
+def test_what_sources_offered_and_time_without_credit_or_for_routing_are_smoothed(parameters: Ewma | TrimmedMean) -> None:
     estimator = parameters.fresh()
-    estimator.add(Load(10.0, {A: TaskLoad(offered=100, blocked_seconds=4.0)}))
+    estimator.add(Load(10.0, {A: TaskLoad(offered=100, blocked_seconds=4.0, routing_seconds=2.0)}))
     task = estimator.add(Load(5.0, {A: TaskLoad(offered=100, blocked_seconds=0.0)})).tasks[A]
-    assert (task.offered, task.blocked_seconds) == (75, 1.0)
+    assert (task.offered, task.blocked_seconds, task.routing_seconds) == (75, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("parameters", [Ewma(), TrimmedMean()])

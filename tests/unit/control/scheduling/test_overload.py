@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.control.scheduling.overload import LASTING, OverloadWatch, lasts, overloads, place_loads
+from millrace.control.scheduling.overload import LASTING, OverloadWatch, lasts, overloads, place_loads, places_of_nodes
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
 
@@ -44,6 +44,8 @@ def test_nodes_with_the_same_cores_are_overloaded_only_together() -> None:
     assert list(overloads(WindowSample(0.0, 1.0, {}, {}, {}, {"n1": NodeLoad(2000.0)}), shared, 0.9)) == [
         "node n0 with n1 with n2 with n3 uses 2,000 of 2,000 MHz"]
     assert next(place_loads(sample(), shared)).slots == (0, 1, 2, 3)
+    assert places_of_nodes(shared) == {**{f"n{number}": "node n0 with n1 with n2 with n3" for number in range(4)},
+                                       "n4": "node n4"}
 
 
 def test_overload_counts_once_it_lasts_and_until_it_is_over() -> None:

@@ -29,7 +29,8 @@ from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.instances import random_situation
-from millrace.schedulers.problem import MINIMISED, Ints, Problem, numbers_of
+from millrace.schedulers.problem import MINIMISED, Ints, Problem
+from millrace.schedulers.traffic import numbers_of
 
 CLUSTER = Cluster((Node("n0", 4, 1000.0, 4096), Node("n1", 4, 1000.0, 4096)), (Slot("n0", "e", 0), Slot("n1", "e", 1)))
 A, B, C = (TaskId(name, 0) for name in "abc")
@@ -163,6 +164,13 @@ def test_loads_are_averaged_over_the_windows_that_have_a_task_whole() -> None:
     assert recent.cpu.tolist() == [25.0, 50.0, 50.0] and recent.time.tolist() == [0.25, 0.25, 0.25]
     assert with_recent_loads(problem, []).cpu.tolist() == problem.cpu.tolist()
     assert planned_slots(problem, {"t": TOGETHER}).tolist() == [1, 1, 1]
+
+
+def test_loops_that_are_busy_outside_user_code_are_averaged_too() -> None:
+    situation = case()
+    problem = Problem.of(situation.graphs, CLUSTER, situation.load, situation.plan)
+    windows = [{"t": Load(2.0, {A: TaskLoad(busy_seconds=0.5, routing_seconds=routing)})} for routing in (0.25, 0.75)]
+    assert with_recent_loads(problem, windows).time.tolist() == [0.5, 0.25, 0.25]
 
 
 # -- noise -------------------------------------------------------------------------------------------------------------

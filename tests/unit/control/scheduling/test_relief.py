@@ -33,13 +33,15 @@ RELIEVING = ("otd", "tstorm", "online", "erstream", "multilevel", "slstream", "o
 
 @dataclass
 class Loops:
-    """Tasks that wait: `busy` is the share of a loop that each keeps busy, `slots` its worker."""
+    """Tasks that wait: `busy` is the share of a loop for which each is in user code, `slots` its worker, and `routing` the
+    share that each takes outside user code."""
 
     scheduler: str
     busy: Sequence[float]
     slots: list[int]
     traffic: Mapping[tuple[int, int], float] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    routing: float = 0.0
 
     def __post_init__(self) -> None:
         self.tasks = [TaskId("a", number) for number in range(len(self.busy))]
@@ -48,7 +50,7 @@ class Loops:
         names = [f"n{number}" for number in range(NODES)]
         self.cluster = Cluster(tuple(Node(name, 1, 1000.0, 4096) for name in names),
                                tuple(Slot(name, "e", number) for number, name in enumerate(names)))
-        self.load = Load(1.0, {task: TaskLoad(cpu_mhz=300 * busy, busy_seconds=busy, executed=100)
+        self.load = Load(1.0, {task: TaskLoad(cpu_mhz=300 * busy, busy_seconds=busy, routing_seconds=self.routing, executed=100)
                                for task, busy in zip(self.tasks, self.busy)},
                          {(self.tasks[one], self.tasks[other]): rate for (one, other), rate in self.traffic.items()})
         self.made = make_scheduler(self.scheduler, dict(self.parameters))
@@ -79,7 +81,7 @@ class Loops:
                             {slot.node: NodeLoad(workers[slot.number].cpu_mhz, 1000.0) for slot in self.cluster.slots})
 
     def worker_busy(self) -> list[float]:
-        return [sum(busy for task, busy in zip(self.tasks, self.busy) if self.plan.placement[task] == slot)
+        return [sum(busy + self.routing for task, busy in zip(self.tasks, self.busy) if self.plan.placement[task] == slot)
                 for slot in range(NODES)]
 
 
@@ -90,6 +92,13 @@ def test_a_worker_that_is_full_is_relieved_by_one_move(scheduler: str, traffic: 
     enacted = [decision for decision in stream.windows(20) if decision.outcome == ENACTED]
     assert max(stream.worker_busy()) < 0.7
     assert (enacted[0].trigger, len(enacted[0].moved)) == (OVERLOAD, 1), enacted[0].reason
+
+
+@pytest.mark.parametrize("scheduler", RELIEVING)
+def test_a_loop_that_routing_fills_is_relieved(scheduler: str) -> None:
+    stream = Loops(scheduler, [0.38, 0.38], [0, 0], {(0, 1): 50.0}, routing=0.11)
+    decisions = stream.windows(20)
+    assert max(stream.worker_busy()) < 0.7, [decision.reason for decision in decisions]
 
 
 @pytest.mark.parametrize("scheduler", RELIEVING)
@@ -129,3 +138,21 @@ def test_a_relief_that_moves_tasks_without_need_is_refused() -> None:
             placement[task] = 1 + placement[task] % 3
         decision = stream.generator.decide(situation, NewPlan({"t": Plan(2, placement)}, "because"), OVERLOAD, 1.0)
         assert decision.outcome == outcome, decision.reason
+
+
+def test_a_machine_that_several_nodes_share_is_relieved_and_then_watched_anew() -> None:
+    """Two executors have half a core each of one machine, and a third one has another machine."""
+    nodes = tuple(Node(f"n{number}", 0.5, 1000.0, 4096, machine=machine) for number, machine in enumerate(("host", "host", "")))
+    cluster = Cluster(nodes, tuple(Slot(node.name, "e", number) for number, node in enumerate(nodes)))
+    stream = Loops("tstorm", [0.1] * 4, [0, 0, 1, 1])
+    load = Load(1.0, {task: TaskLoad(cpu_mhz=245.0, busy_seconds=0.1) for task in stream.tasks})
+    full = WindowSample(0.0, WINDOW, {"t": load}, {"t": stream.plan}, {}, {"n0": NodeLoad(490.0), "n1": NodeLoad(490.0)})
+    for _ in range(3):
+        stream.generator.take(full, cluster)
+    assert [place.where for place in stream.generator.overloaded()] == ["node n0 with n1"]
+    relieved = NewPlan({"t": Plan(2, {**stream.plan.placement, stream.tasks[0]: 2})}, "because")
+    decision = stream.generator.decide(Situation((stream.graph,), cluster, {"t": load}, {"t": stream.plan}), relieved, OVERLOAD,
+                                       1.0)
+    assert decision.outcome == ENACTED, decision.reason
+    stream.generator.enacted(decision, 1.0)
+    assert not stream.generator.overloaded(), "loads from before the move tell nothing"

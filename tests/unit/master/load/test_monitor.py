@@ -399,6 +399,31 @@ def test_a_worker_is_busy_with_routing_and_encoding_too(watched: Watched) -> Non
     assert [worker.busy for worker in second.workers.values()] == [0.25, 0.5, 0.0]
 
 
+@pytest.mark.parametrize(("blocking", "routing"), [(False, (0.1, 0.3)), (True, (0.4, 0.0))])
+def test_the_loop_of_a_worker_is_shared_out_by_the_time_in_user_code(blocking: bool, routing: tuple[float, float]) -> None:
+    spout, bolt = GRAPH.components
+    watched = Watched()
+    watched.observed.follow(replace(GRAPH, components=(spout, replace(bolt, blocking=blocking))))
+    watched.places = dict.fromkeys(PLACES, 0)
+    for task in PLACES:
+        watched.report(task)
+    watched.end_window()
+    user = 0.2 if blocking else 0.8  # seconds of user code on the loop
+    watched.used(0, 0.2, loop=user + 0.4)
+    watched.report(A, busy_seconds=0.2)
+    watched.report(B0, busy_seconds=0.6)
+    load = watched.end_window().loads["t"]
+    assert (load.tasks[A].routing_seconds, load.tasks[B0].routing_seconds) == pytest.approx(routing)
+    assert load.tasks[B0].busy_seconds == load.capacity(B0) == 0.6, "rates of processing are those of user code"
+    assert load.loop_share(A) == pytest.approx(0.2 + routing[0])
+
+
+def test_a_loop_that_is_not_measured_was_busy_with_user_code_only(watched: Watched) -> None:
+    watched.report(A, busy_seconds=0.5)
+    task = watched.end_window().loads["t"].tasks[A]
+    assert (task.routing_seconds, task.loop_seconds) == (0.0, 0.5)
+
+
 def test_the_queue_floor_is_over_two_windows(watched: Watched) -> None:
     floors = []
     for queue in (50, 80, 20, 90):
