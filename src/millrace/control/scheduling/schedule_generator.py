@@ -304,19 +304,16 @@ class ScheduleGenerator:
                  expected: Mapping[str, Any] | None = None, by: str = "") -> Decision:
         """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use."""
         self._answers += 1
-        if outcome == ENACTED:
-            self._pauses.end()
-        else:
-            self._pauses.fruitless()
-        last = self.decisions[-1] if self.decisions else None
         scheduler, parameters = (by, {}) if by else (self.choice.name, dict(self.choice.parameters))
-        decision = Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {})
+        return self._add(Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {}))
+
+    def _add(self, decision: Decision) -> Decision:
+        """Add the decision, which has the next number, or count it as a repeat: repeats share one entry."""
+        last = self.decisions[-1] if self.decisions else None
         same = last is not None and replace(decision, number=last.number, at=last.at, times=last.times) == last
-        if last is not None and same and outcome != ENACTED:
-            decision = replace(last, at=at, times=last.times + 1)  # repeats share one entry
-            self.decisions.pop()
-        else:
-            self._number += 1
+        if last is not None and same and decision.outcome != ENACTED:
+            return self._replace(replace(last, at=decision.at, times=last.times + 1))
+        self._number = decision.number
         self.decisions.append(decision)
         return decision
 
@@ -327,12 +324,18 @@ class ScheduleGenerator:
         after = decision.expected.get("after", {})
         self._plans.append((self._answers, int(after.get("moved", 0)), float(after.get("cost", 0.0))))
         self._watch.forget(self._changed)
+        self._pauses.end()
 
     def overtaken(self, decision: Decision, why: str, passes: bool = True) -> Decision:
-        """Record that the plan changed before the decision could be carried out. `passes`: the reason does not last, so a user
-        who wants the plan carried out gets the next one."""
+        """Record that the newest decision could not be carried out, because the plan changed before, for example. `passes`: the
+        reason does not last, so the scheduler may be asked again at once, and a user who wants the plan carried out gets the
+        next one."""
         self.enacts_next = self.enacts_next or (passes and decision.trigger == BY_REQUEST)
-        return self._replace(replace(decision, outcome=OVERTAKEN, reason=f"{decision.reason} ({why})"))
+        if passes:
+            self._pauses.end()
+        self.decisions.pop()  # it is added again, as a repeat if it is one
+        self._number = decision.number - 1
+        return self._add(replace(decision, outcome=OVERTAKEN, reason=f"{decision.reason} ({why})"))
 
     def observe(self, situation: Situation) -> Decision | None:
         """Called at the end of a window. Returns the last enacted decision with the figures measured in the first full window
