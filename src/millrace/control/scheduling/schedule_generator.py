@@ -19,6 +19,7 @@ from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_K
 from millrace.control.scheduling.relief_pauses import ReliefPauses
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
+from millrace.model.graph import TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
@@ -150,7 +151,7 @@ class ScheduleGenerator:
         self._pauses = ReliefPauses()
         self._answers = 0  # of the scheduler
         self._plans: deque[tuple[int, int, float]] = deque(maxlen=DECISIONS_KEPT)  # enacted: answers until then, moves, cost
-        self._changed: set[str] = set()  # places whose tasks the newest plan changes
+        self._changed: set[str] = set()  # places whose tasks or key groups the newest reviewed plan changes
         self._pressed = False  # a topology falls behind its sources
         self.costs = MoveCosts()
 
@@ -254,7 +255,6 @@ class ScheduleGenerator:
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
         reviewed = self._review(situation, result.plans)
-        self._changed = set(_places_changed(situation, result.plans))
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
         if trigger == BY_REQUEST:
@@ -280,6 +280,7 @@ class ScheduleGenerator:
         return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
 
     def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
+        self._changed = {*_places_changed(situation, plans), *_places_regrouped(situation, plans)}
         thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback, self._settled(situation))
         return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
 
@@ -302,20 +303,32 @@ class ScheduleGenerator:
 
     def _decided(self, trigger: str, outcome: str, reason: str, at: float, moved: tuple[str, ...] = (),
                  expected: Mapping[str, Any] | None = None, by: str = "") -> Decision:
-        """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use."""
-        self._answers += 1
+        """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use, whose answer has
+        been counted."""
+        if not by:
+            self._answers += 1
         scheduler, parameters = (by, {}) if by else (self.choice.name, dict(self.choice.parameters))
         return self._add(Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {}))
 
     def _add(self, decision: Decision) -> Decision:
         """Add the decision, which has the next number, or count it as a repeat: repeats share one entry."""
-        last = self.decisions[-1] if self.decisions else None
+        last = self._last_by(decision.scheduler)
         same = last is not None and replace(decision, number=last.number, at=last.at, times=last.times) == last
         if last is not None and same and decision.outcome != ENACTED:
             return self._replace(replace(last, at=decision.at, times=last.times + 1))
         self._number = decision.number
         self.decisions.append(decision)
         return decision
+
+    def _last_by(self, scheduler: str) -> Decision | None:
+        """The scheduler's newest decision, if since then no plan was carried out and no other scheduler chosen: `balance` may
+        decide beside it."""
+        for decision in reversed(self.decisions):
+            if decision.scheduler == scheduler:
+                return decision
+            if decision.outcome == ENACTED or BALANCE not in (decision.scheduler, scheduler):
+                return None
+        return None
 
     # -- the outcome ---------------------------------------------------------------------------------------------------
 
@@ -366,3 +379,16 @@ def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator
                 yield f"worker {number}"
                 if number in node:
                     yield f"node {node[number]}"
+
+
+def _places_regrouped(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
+    """The nodes and workers whose tasks lose or get key groups by these plans."""
+    node = {slot.number: slot.node for slot in situation.cluster.slots}
+    for name, plan in plans.items():
+        old = situation.plan[name].key_groups if name in situation.plan else {}
+        for component, owners in plan.key_groups.items():
+            pairs = zip(old.get(component, owners), owners, strict=False)
+            for index in {owner for before, after in pairs if before != after for owner in (before, after)}:
+                slot = plan.placement.get(TaskId(component, index))
+                if slot in node:
+                    yield from (f"worker {slot}", f"node {node[slot]}")
