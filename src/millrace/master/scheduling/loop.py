@@ -123,6 +123,7 @@ class SchedulingLoop:
         self._monitor, self._others, self.links = LoadMonitor(self._first), OtherProcesses(), ClusterLinks(settings)
         self._estimates, self._failures = LoadEstimates(port.say), Failures(port.say)
         self._named = False  # a scheduler has been chosen, by a user or as the last master's
+        self._choices = 0  # so many times
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
         self.asking = False  # the scheduler has not answered yet
@@ -343,9 +344,10 @@ class SchedulingLoop:
 
     def choose(self, name: str, parameters: dict[str, Any], policy: dict[str, Any],
                estimator: str | None = None, estimator_parameters: dict[str, Any] | None = None,
-               enact: bool = False) -> Future[dict[str, Any]]:
+               enact: bool = False, resumed: bool = False) -> Future[dict[str, Any]]:
         """Use this scheduler from now on; nothing changes if anything about it is wrong. Users' own schedulers are first
-        constructed in another process, so the answer comes later. `enact`: carry out its next plan whatever that gains."""
+        constructed in another process, so the answer comes later. `enact`: carry out its next plan whatever that gains.
+        `resumed`: the last master's, which gives way to one that is chosen before the answer."""
         new_policy = self.generator.policy.changed(policy)
         if "strategy" in policy:  # it may have been chosen before a topology came that does not allow it
             self._check_strategy(new_policy.strategy)
@@ -356,8 +358,12 @@ class SchedulingLoop:
         if name == OFF and enact:
             raise BadParameter(f"{OFF!r} makes no plan that could be carried out: name a scheduler, for example even")
         future: Future[dict[str, Any]] = Future()
+        before = self._choices
 
         def choose(choice: Choice, own_estimator: str, scheduler: Scheduler | None = None) -> None:
+            if resumed and self._choices != before:
+                future.cancel()
+                return
             own = self._estimates.choice.for_scheduler(own_estimator)
             self._estimates.use(own.changed(estimator, estimator_parameters or {}))
             self.generator.set(choice, new_policy, enact)
@@ -369,7 +375,7 @@ class SchedulingLoop:
             mode = f" ({'; '.join(modes)})" if modes else ""
             self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}", cause=PERSON))
             self._port.tell(SchedulerChosen("" if name == OFF else name, scheduler))
-            self._named = True
+            self._named, self._choices = True, self._choices + 1
             self._record(lambda history: history.record_choice(self._to_record()))
             future.set_result(self.settings())
 
@@ -419,12 +425,14 @@ class SchedulingLoop:
         """Choose the scheduler of the last master. A user's own is tried out first, and in use some time later."""
         name, estimator = last["scheduler"], last.get("estimator") or {}
         try:
-            self.choose(name, last["parameters"], last["policy"], estimator.get("name"),
-                        estimator.get("parameters")).add_done_callback(partial(self._tried_again, name))
+            self.choose(name, last["parameters"], last["policy"], estimator.get("name"), estimator.get("parameters"),
+                        resumed=True).add_done_callback(partial(self._tried_again, name))
         except MillraceError as error:
             self._report_lost(name, error)
 
     def _tried_again(self, name: str, answer: Future[dict[str, Any]]) -> None:  # perhaps on another thread
+        if answer.cancelled():
+            return
         error = answer.exception()
         with suppress(MillraceError):  # the master is ending
             self._port.call(lambda: self._report_taken_over(name) if error is None else self._report_lost(name, error))
