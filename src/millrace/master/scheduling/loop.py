@@ -174,22 +174,26 @@ class SchedulingLoop:
         plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}
         workers = {slot: process.meters for slot, process in self._port.processes().items() if process.meters is not None}
         machines = {slot: machine_of(worker) for slot, worker in state.workers.items()}
-        self.links.end_window(state.workers)
+        self._failures.guard("measuring links", now, lambda: self.links.end_window(state.workers))
         links = self.links.costs if _needs_links(self.generator.choice) else NO_COSTS
         self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), links))
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
-        self.load = self._estimates.add(sample.loads)
-        self._port.tell(LoadEstimated(self.load))
-        self.sample = predicted = replace(self.elastic.predict(sample), estimates=self.load)
-        self._record(lambda history: history.record_window(predicted))
+        self._failures.guard("estimating the load", now, lambda: self._estimate(sample))
+        self._failures.guard("predicting latencies", now, lambda: self.elastic.predict(sample))
+        self.sample = predicted = replace(sample, predictions=self.elastic.predictions, estimates=self.load)
         graphs = {name: state.topologies[name].graph for name in plans}
-        for part, work in (("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
+        for part, work in (("recording the window", lambda: self._record(lambda history: history.record_window(predicted))),
+                           ("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
                            ("looking for hot key groups", lambda: self._warn_of_hot_groups(graphs, sample)),
                            ("looking for bottlenecks", lambda: self.bottlenecks.add(graphs, sample, state.cluster())),
                            ("scheduling", lambda: self._schedule(now, sample)),
                            ("warning of overload", lambda: self._warn_of_overload(sample))):
             self._failures.guard(part, now, work)
+
+    def _estimate(self, sample: WindowSample) -> None:
+        self.load = self._estimates.add(sample.loads)
+        self._port.tell(LoadEstimated(self.load))
 
     def _warn_of_hot_groups(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample) -> None:
         for warning in self.hot_groups.observe(graphs, sample.loads, sample.plans):
@@ -277,6 +281,10 @@ class SchedulingLoop:
         self.asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
+        self._failures.guard("deciding on the scheduler's answer", time.monotonic(),
+                             lambda: self._decide(situation, trigger, result))
+
+    def _decide(self, situation: Situation, trigger: str, result: SchedulingResult | SchedulerFailed) -> None:
         if isinstance(result, SchedulerFailed):
             self._failed(self.generator.failed(str(result), trigger, time.time()))
             return
@@ -537,3 +545,5 @@ def _read(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> Sc
         return check_result(situation, result_from_json(answer))
     except (MillraceError, KeyError, TypeError, ValueError) as error:
         return SchedulerFailed(str(error))
+    except Exception as error:  # without a result, the scheduler would never be asked again
+        return SchedulerFailed(f"its answer cannot be read: {type(error).__name__}: {error}")
