@@ -35,6 +35,7 @@ DECISIONS_KEPT = 200
 MIN_GAIN = 0.02
 SETTLING_ANSWERS = 60  # for which a plan makes later ones of the same scheduler harder
 OBJECTIVE = ("minimise", "between_workers")  # parameters of schedulers that say what they minimise
+TIMES = ("period", "cool_down", "load_period", "agent_poll", "worker_poll")  # parts of a policy that change no plan
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
 BALANCE = "balance"  # the scheduler that the policy puts beside others
 SOURCES = "sources"  # stands for topologies that fall behind them, where overloaded places are named
@@ -156,12 +157,15 @@ class ScheduleGenerator:
         self.costs = MoveCosts()
 
     def set(self, choice: Choice, policy: Policy, enact: bool = False) -> None:
-        """Use this scheduler with this policy from now on. `enact`: its next plan is carried out whatever it gains, cool-down
-        or dry run notwithstanding."""
+        """Use this scheduler with this policy from now on. Another one is asked at once, as is the same with a policy that may
+        change what becomes of its plans. `enact`: its next plan is carried out whatever it gains, cool-down or dry run
+        notwithstanding."""
+        if choice != self.choice:
+            self._pauses.end()
+            self._plans.clear()
+        if choice is not self.choice or _apart_from_times(policy) != _apart_from_times(self.policy):
+            self.ask()
         self.choice, self.policy, self.enacts_next = choice, policy, enact
-        self._pauses.end()
-        self._plans.clear()
-        self.ask()
 
     def ask(self) -> None:
         """Ask the scheduler at the end of the window."""
@@ -367,6 +371,10 @@ class ScheduleGenerator:
             if known.number == decision.number:
                 self.decisions[position] = decision
         return decision
+
+
+def _apart_from_times(policy: Policy) -> dict[str, Any]:
+    return {name: value for name, value in asdict(policy).items() if name not in TIMES}
 
 
 def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:

@@ -373,10 +373,15 @@ class SchedulingLoop:
                 future.cancel()
                 return
             own = self._estimates.choice.for_scheduler(own_estimator)
-            self._estimates.use(own.changed(estimator, estimator_parameters or {}))
+            if self._estimates.use(own.changed(estimator, estimator_parameters or {})):
+                self.generator.ask()
+            if choice == self.generator.choice and ":" not in name:  # users' code may have changed
+                choice = self.generator.choice  # an answer that is on its way counts
+            else:
+                self.unplaced = ""
+                self._process.renew()
             self.generator.set(choice, new_policy, enact)
-            self._reported = self.unplaced = ""
-            self._process.renew()
+            self._reported = ""
             shown = ", ".join(f"{key}={value}" for key, value in choice.parameters.items())
             modes = [*(["dry run"] if new_policy.dry_run else []),
                      *(["its next plan is carried out whatever it gains"] if enact else [])]

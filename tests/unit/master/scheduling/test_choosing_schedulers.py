@@ -67,3 +67,23 @@ def test_of_two_schedulers_that_users_choose_the_last_is_in_use() -> None:
     for done in choosing.trials:
         done(TRIED_OUT)
     assert choosing.loop.generator.choice.name == "mine:Other"
+
+
+def test_the_same_scheduler_with_another_policy_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of it that is on its way counts. The code of a user's own is read again."""
+    choosing, renewed = Choosing(), list[str]()
+    loop = choosing.loop
+    monkeypatch.setattr(loop._process, "renew", lambda: renewed.append(loop.generator.choice.name))
+    loop.choose("otd", {}, {})
+    before, loop.generator._asked, loop.unplaced = loop.generator.choice, False, "no room"
+    loop.choose("otd", {}, {"agent_poll": 1.0})
+    assert loop.generator.choice is before and loop.polls[0] == 1.0
+    assert not loop.generator._asked and renewed == [OFF] and loop.unplaced == "no room"
+    loop.choose("otd", {}, {}, "ewma", {"a": 0.125})
+    assert loop.generator.choice is before and loop.generator._asked, "its loads are others"
+    loop.choose("otd", {"high": 0.7}, {})
+    assert loop.generator.choice is not before and renewed == [OFF, "otd"] and not loop.unplaced
+    for _ in range(2):
+        loop.choose(OWN, {}, {})
+        choosing.trials.pop()(TRIED_OUT)
+    assert renewed == [OFF, "otd", "otd", OWN]
