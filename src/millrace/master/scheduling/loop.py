@@ -204,7 +204,8 @@ class SchedulingLoop:
         situation = self.situation()
         pressed = bool(self.bottlenecks.lasting())
         topologies = self._port.state.topologies
-        self._scaled.observe(topology.graph for topology in topologies.values())
+        self._scaled.observe((topology.graph for topology in topologies.values()),
+                             {name: load for name, load in sample.loads.items() if not self._under_way([name])})
         if self.generator.choice.name == OFF or self.asking or not situation.graphs:
             self.generator.take(sample, situation.cluster, pressed)
             return
@@ -212,7 +213,7 @@ class SchedulingLoop:
         if measured is not None:
             self._record_decision(measured)
         if (not self.generator.cooling(now) and not self._under_way(topologies)
-                and self._scaled.settled(situation.graphs, sample.loads)):
+                and self._scaled.settled({graph.name for graph in situation.graphs})):
             self.generator.ask()
         trigger = self.generator.due(now, sample, situation.cluster, pressed)
         if trigger is not None:
