@@ -19,6 +19,7 @@ from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_K
 from millrace.control.scheduling.relief_pauses import ReliefPauses
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
+from millrace.model.graph import TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
@@ -34,6 +35,7 @@ DECISIONS_KEPT = 200
 MIN_GAIN = 0.02
 SETTLING_ANSWERS = 60  # for which a plan makes later ones of the same scheduler harder
 OBJECTIVE = ("minimise", "between_workers")  # parameters of schedulers that say what they minimise
+TIMES = ("period", "cool_down", "load_period", "agent_poll", "worker_poll")  # parts of a policy that change no plan
 ASKED, PERIOD, OVERLOAD = "asked", "period", "overload"
 BALANCE = "balance"  # the scheduler that the policy puts beside others
 SOURCES = "sources"  # stands for topologies that fall behind them, where overloaded places are named
@@ -150,17 +152,20 @@ class ScheduleGenerator:
         self._pauses = ReliefPauses()
         self._answers = 0  # of the scheduler
         self._plans: deque[tuple[int, int, float]] = deque(maxlen=DECISIONS_KEPT)  # enacted: answers until then, moves, cost
-        self._changed: set[str] = set()  # places whose tasks the newest plan changes
+        self._changed: set[str] = set()  # places whose tasks or key groups the newest reviewed plan changes
         self._pressed = False  # a topology falls behind its sources
         self.costs = MoveCosts()
 
     def set(self, choice: Choice, policy: Policy, enact: bool = False) -> None:
-        """Use this scheduler with this policy from now on. `enact`: its next plan is carried out whatever it gains, cool-down
-        or dry run notwithstanding."""
+        """Use this scheduler with this policy from now on. Another one is asked at once, as is the same with a policy that may
+        change what becomes of its plans. `enact`: its next plan is carried out whatever it gains, cool-down or dry run
+        notwithstanding."""
+        if choice != self.choice:
+            self._pauses.end()
+            self._plans.clear()
+        if choice is not self.choice or _apart_from_times(policy) != _apart_from_times(self.policy):
+            self.ask()
         self.choice, self.policy, self.enacts_next = choice, policy, enact
-        self._pauses.end()
-        self._plans.clear()
-        self.ask()
 
     def ask(self) -> None:
         """Ask the scheduler at the end of the window."""
@@ -254,7 +259,6 @@ class ScheduleGenerator:
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
         reviewed = self._review(situation, result.plans)
-        self._changed = set(_places_changed(situation, result.plans))
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
         if trigger == BY_REQUEST:
@@ -280,6 +284,7 @@ class ScheduleGenerator:
         return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
 
     def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
+        self._changed = {*_places_changed(situation, plans), *_places_regrouped(situation, plans)}
         thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback, self._settled(situation))
         return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
 
@@ -302,23 +307,32 @@ class ScheduleGenerator:
 
     def _decided(self, trigger: str, outcome: str, reason: str, at: float, moved: tuple[str, ...] = (),
                  expected: Mapping[str, Any] | None = None, by: str = "") -> Decision:
-        """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use."""
-        self._answers += 1
-        if outcome == ENACTED:
-            self._pauses.end()
-        else:
-            self._pauses.fruitless()
-        last = self.decisions[-1] if self.decisions else None
+        """Add to the decisions. `by`: the scheduler, with its default parameters, if it is not the one in use, whose answer has
+        been counted."""
+        if not by:
+            self._answers += 1
         scheduler, parameters = (by, {}) if by else (self.choice.name, dict(self.choice.parameters))
-        decision = Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {})
+        return self._add(Decision(self._number + 1, at, scheduler, parameters, trigger, outcome, reason, moved, expected or {}))
+
+    def _add(self, decision: Decision) -> Decision:
+        """Add the decision, which has the next number, or count it as a repeat: repeats share one entry."""
+        last = self._last_by(decision.scheduler)
         same = last is not None and replace(decision, number=last.number, at=last.at, times=last.times) == last
-        if last is not None and same and outcome != ENACTED:
-            decision = replace(last, at=at, times=last.times + 1)  # repeats share one entry
-            self.decisions.pop()
-        else:
-            self._number += 1
+        if last is not None and same and decision.outcome != ENACTED:
+            return self._replace(replace(last, at=decision.at, times=last.times + 1))
+        self._number = decision.number
         self.decisions.append(decision)
         return decision
+
+    def _last_by(self, scheduler: str) -> Decision | None:
+        """The scheduler's newest decision, if since then no plan was carried out and no other scheduler chosen: `balance` may
+        decide beside it."""
+        for decision in reversed(self.decisions):
+            if decision.scheduler == scheduler:
+                return decision
+            if decision.outcome == ENACTED or BALANCE not in (decision.scheduler, scheduler):
+                return None
+        return None
 
     # -- the outcome ---------------------------------------------------------------------------------------------------
 
@@ -327,12 +341,18 @@ class ScheduleGenerator:
         after = decision.expected.get("after", {})
         self._plans.append((self._answers, int(after.get("moved", 0)), float(after.get("cost", 0.0))))
         self._watch.forget(self._changed)
+        self._pauses.end()
 
     def overtaken(self, decision: Decision, why: str, passes: bool = True) -> Decision:
-        """Record that the plan changed before the decision could be carried out. `passes`: the reason does not last, so a user
-        who wants the plan carried out gets the next one."""
+        """Record that the newest decision could not be carried out, because the plan changed before, for example. `passes`: the
+        reason does not last, so the scheduler may be asked again at once, and a user who wants the plan carried out gets the
+        next one."""
         self.enacts_next = self.enacts_next or (passes and decision.trigger == BY_REQUEST)
-        return self._replace(replace(decision, outcome=OVERTAKEN, reason=f"{decision.reason} ({why})"))
+        if passes:
+            self._pauses.end()
+        self.decisions.pop()  # it is added again, as a repeat if it is one
+        self._number = decision.number - 1
+        return self._add(replace(decision, outcome=OVERTAKEN, reason=f"{decision.reason} ({why})"))
 
     def observe(self, situation: Situation) -> Decision | None:
         """Called at the end of a window. Returns the last enacted decision with the figures measured in the first full window
@@ -353,6 +373,10 @@ class ScheduleGenerator:
         return decision
 
 
+def _apart_from_times(policy: Policy) -> dict[str, Any]:
+    return {name: value for name, value in asdict(policy).items() if name not in TIMES}
+
+
 def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     """The nodes and workers that lose or get tasks by these plans."""
     places = places_of_nodes(situation.cluster)
@@ -364,3 +388,17 @@ def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator
                 yield f"worker {number}"
                 if number in machine:
                     yield machine[number]
+
+
+def _places_regrouped(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
+    """The nodes and workers whose tasks lose or get key groups by these plans."""
+    places = places_of_nodes(situation.cluster)
+    machine = {slot.number: places[slot.node] for slot in situation.cluster.slots}
+    for name, plan in plans.items():
+        old = situation.plan[name].key_groups if name in situation.plan else {}
+        for component, owners in plan.key_groups.items():
+            pairs = zip(old.get(component, owners), owners, strict=False)
+            for index in {owner for before, after in pairs if before != after for owner in (before, after)}:
+                slot = plan.placement.get(TaskId(component, index))
+                if slot in machine:
+                    yield from (f"worker {slot}", machine[slot])

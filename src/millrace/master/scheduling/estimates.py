@@ -51,11 +51,13 @@ class LoadEstimates:
         self._past: dict[str, deque[Load]] = {}
         self.choice = EstimatorChoice()
 
-    def use(self, choice: EstimatorChoice) -> None:
-        """Use this estimator from now on. Another one begins with the last windows."""
-        if choice.to_json() != self.choice.to_json():
+    def use(self, choice: EstimatorChoice) -> bool:
+        """Use this estimator from now on. Another one begins with the last windows. Returns whether it is another one."""
+        changed = choice.to_json() != self.choice.to_json()
+        if changed:
             self._estimators = {}
         self.choice = choice
+        return changed
 
     def add(self, loads: Mapping[str, Load]) -> dict[str, Load]:
         """The estimates after one more window. Topologies without a load in it are forgotten."""

@@ -123,6 +123,7 @@ class SchedulingLoop:
         self._monitor, self._others, self.links = LoadMonitor(self._first), OtherProcesses(), ClusterLinks(settings)
         self._estimates, self._failures = LoadEstimates(port.say), Failures(port.say)
         self._named = False  # a scheduler has been chosen, by a user or as the last master's
+        self._choices = 0  # so many times
         self._process = SchedulerProcess()
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
         self.asking = False  # the scheduler has not answered yet
@@ -173,22 +174,26 @@ class SchedulingLoop:
         plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}
         workers = {slot: process.meters for slot, process in self._port.processes().items() if process.meters is not None}
         machines = {slot: machine_of(worker) for slot, worker in state.workers.items()}
-        self.links.end_window(state.workers)
+        self._failures.guard("measuring links", now, lambda: self.links.end_window(state.workers))
         links = self.links.costs if _needs_links(self.generator.choice) else NO_COSTS
         self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), links))
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
-        self.load = self._estimates.add(sample.loads)
-        self._port.tell(LoadEstimated(self.load))
-        self.sample = predicted = replace(self.elastic.predict(sample), estimates=self.load)
-        self._record(lambda history: history.record_window(predicted))
+        self._failures.guard("estimating the load", now, lambda: self._estimate(sample))
+        self._failures.guard("predicting latencies", now, lambda: self.elastic.predict(sample))
+        self.sample = predicted = replace(sample, predictions=self.elastic.predictions, estimates=self.load)
         graphs = {name: state.topologies[name].graph for name in plans}
-        for part, work in (("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
+        for part, work in (("recording the window", lambda: self._record(lambda history: history.record_window(predicted))),
+                           ("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
                            ("looking for hot key groups", lambda: self._warn_of_hot_groups(graphs, sample)),
                            ("looking for bottlenecks", lambda: self.bottlenecks.add(graphs, sample, state.cluster())),
                            ("scheduling", lambda: self._schedule(now, sample)),
                            ("warning of overload", lambda: self._warn_of_overload(sample))):
             self._failures.guard(part, now, work)
+
+    def _estimate(self, sample: WindowSample) -> None:
+        self.load = self._estimates.add(sample.loads)
+        self._port.tell(LoadEstimated(self.load))
 
     def _warn_of_hot_groups(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample) -> None:
         for warning in self.hot_groups.observe(graphs, sample.loads, sample.plans):
@@ -199,7 +204,8 @@ class SchedulingLoop:
         situation = self.situation()
         pressed = bool(self.bottlenecks.lasting())
         topologies = self._port.state.topologies
-        self._scaled.observe(topology.graph for topology in topologies.values())
+        self._scaled.observe((topology.graph for topology in topologies.values()),
+                             {name: load for name, load in sample.loads.items() if not self._under_way([name])})
         if self.generator.choice.name == OFF or self.asking or not situation.graphs:
             self.generator.take(sample, situation.cluster, pressed)
             return
@@ -207,7 +213,7 @@ class SchedulingLoop:
         if measured is not None:
             self._record_decision(measured)
         if (not self.generator.cooling(now) and not self._under_way(topologies)
-                and self._scaled.settled(situation.graphs, sample.loads)):
+                and self._scaled.settled({graph.name for graph in situation.graphs})):
             self.generator.ask()
         trigger = self.generator.due(now, sample, situation.cluster, pressed)
         if trigger is not None:
@@ -276,6 +282,10 @@ class SchedulingLoop:
         self.asking = False
         if choice is not self.generator.choice:
             return  # another scheduler was chosen meanwhile and will be asked
+        self._failures.guard("deciding on the scheduler's answer", time.monotonic(),
+                             lambda: self._decide(situation, trigger, result))
+
+    def _decide(self, situation: Situation, trigger: str, result: SchedulingResult | SchedulerFailed) -> None:
         if isinstance(result, SchedulerFailed):
             self._failed(self.generator.failed(str(result), trigger, time.time()))
             return
@@ -343,9 +353,10 @@ class SchedulingLoop:
 
     def choose(self, name: str, parameters: dict[str, Any], policy: dict[str, Any],
                estimator: str | None = None, estimator_parameters: dict[str, Any] | None = None,
-               enact: bool = False) -> Future[dict[str, Any]]:
+               enact: bool = False, resumed: bool = False) -> Future[dict[str, Any]]:
         """Use this scheduler from now on; nothing changes if anything about it is wrong. Users' own schedulers are first
-        constructed in another process, so the answer comes later. `enact`: carry out its next plan whatever that gains."""
+        constructed in another process, so the answer comes later. `enact`: carry out its next plan whatever that gains.
+        `resumed`: the last master's, which gives way to one that is chosen before the answer."""
         new_policy = self.generator.policy.changed(policy)
         if "strategy" in policy:  # it may have been chosen before a topology came that does not allow it
             self._check_strategy(new_policy.strategy)
@@ -356,20 +367,29 @@ class SchedulingLoop:
         if name == OFF and enact:
             raise BadParameter(f"{OFF!r} makes no plan that could be carried out: name a scheduler, for example even")
         future: Future[dict[str, Any]] = Future()
+        before = self._choices
 
         def choose(choice: Choice, own_estimator: str, scheduler: Scheduler | None = None) -> None:
+            if resumed and self._choices != before:
+                future.cancel()
+                return
             own = self._estimates.choice.for_scheduler(own_estimator)
-            self._estimates.use(own.changed(estimator, estimator_parameters or {}))
+            if self._estimates.use(own.changed(estimator, estimator_parameters or {})):
+                self.generator.ask()
+            if choice == self.generator.choice and ":" not in name:  # users' code may have changed
+                choice = self.generator.choice  # an answer that is on its way counts
+            else:
+                self.unplaced = ""
+                self._process.renew()
             self.generator.set(choice, new_policy, enact)
-            self._reported = self.unplaced = ""
-            self._process.renew()
+            self._reported = ""
             shown = ", ".join(f"{key}={value}" for key, value in choice.parameters.items())
             modes = [*(["dry run"] if new_policy.dry_run else []),
                      *(["its next plan is carried out whatever it gains"] if enact else [])]
             mode = f" ({'; '.join(modes)})" if modes else ""
             self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}", cause=PERSON))
             self._port.tell(SchedulerChosen("" if name == OFF else name, scheduler))
-            self._named = True
+            self._named, self._choices = True, self._choices + 1
             self._record(lambda history: history.record_choice(self._to_record()))
             future.set_result(self.settings())
 
@@ -419,12 +439,14 @@ class SchedulingLoop:
         """Choose the scheduler of the last master. A user's own is tried out first, and in use some time later."""
         name, estimator = last["scheduler"], last.get("estimator") or {}
         try:
-            self.choose(name, last["parameters"], last["policy"], estimator.get("name"),
-                        estimator.get("parameters")).add_done_callback(partial(self._tried_again, name))
+            self.choose(name, last["parameters"], last["policy"], estimator.get("name"), estimator.get("parameters"),
+                        resumed=True).add_done_callback(partial(self._tried_again, name))
         except MillraceError as error:
             self._report_lost(name, error)
 
     def _tried_again(self, name: str, answer: Future[dict[str, Any]]) -> None:  # perhaps on another thread
+        if answer.cancelled():
+            return
         error = answer.exception()
         with suppress(MillraceError):  # the master is ending
             self._port.call(lambda: self._report_taken_over(name) if error is None else self._report_lost(name, error))
@@ -529,3 +551,5 @@ def _read(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> Sc
         return check_result(situation, result_from_json(answer))
     except (MillraceError, KeyError, TypeError, ValueError) as error:
         return SchedulerFailed(str(error))
+    except Exception as error:  # without a result, the scheduler would never be asked again
+        return SchedulerFailed(f"its answer cannot be read: {type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
-from millrace.model.sample import WindowSample
+from millrace.model.sample import WindowSample, WorkerLoad
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 
@@ -113,3 +114,40 @@ def test_a_request_for_a_plan_of_the_scheduler_is_not_passed_on() -> None:
     assert balanced is not None and balanced[1].trigger == ASKED
     made.overtaken(balanced[1], "the plan has changed")
     assert not made.enacts_next
+
+
+def test_repeated_answers_and_advice_beside_them_are_two_lines() -> None:
+    """Each request is one answer, whatever is decided beside it."""
+    made, now = generator(balance=True, dry_run=True), situation(SKEWED)
+    for at in range(10):
+        made.balanced(now, made.decide(now, STAYS, PERIOD, float(at)), float(at))
+    rows = [(each.number, each.scheduler, each.outcome, each.times, each.at) for each in made.decisions]
+    assert rows == [(1, "mine", NO_CHANGE, 10, 9.0), (2, BALANCE, ADVISED, 10, 9.0)]
+    assert made._answers == 10
+
+
+def test_an_answer_after_a_plan_beside_it_is_another_line() -> None:
+    made, now = generator(balance=True), situation(SKEWED)
+    for at in range(2):
+        balanced = made.balanced(now, made.decide(now, STAYS, PERIOD, float(at)), float(at))
+        assert balanced is not None
+        made.enacted(balanced[1], float(at))
+    made.decide(situation(EVEN), STAYS, PERIOD, 3.0)
+    assert outcomes(made) == [("mine", NO_CHANGE), (BALANCE, ENACTED)] * 2 + [("mine", NO_CHANGE)]
+
+
+@pytest.mark.parametrize("earlier", [STAYS, NewPlan({"t": Plan(4, {**PLACES, A: 2}, {"count": HALVES})}, "elsewhere")])
+def test_only_loads_of_places_whose_key_groups_move_are_forgotten(earlier: SchedulingResult) -> None:
+    """Not those of places that a plan which is not worth it would have changed."""
+    workers = (Slot("n", "e", 0), Slot("n", "e", 1), Slot("m", "e", 2), Slot("m", "e", 3))
+    cluster = Cluster((Node("n", 4, 1000.0, 4096), Node("m", 4, 1000.0, 4096)), workers)
+    made, now = generator(balance=True), replace(situation(SKEWED), cluster=cluster)
+    loads = {slot.number: WorkerLoad(slot.node, 990.0) for slot in workers}
+    for number in range(5):
+        made.take(WindowSample(float(number), 10.0, now.load, workers=loads), cluster)
+    assert [place.where for place in made.overloaded()] == [f"worker {number}" for number in range(4)]
+    own = made.decide(now, earlier, PERIOD, 1.0)
+    balanced = made.balanced(now, own, 2.0)
+    assert own.outcome in (NO_CHANGE, NOT_WORTH_IT) and balanced is not None
+    made.enacted(balanced[1], 3.0)
+    assert [place.where for place in made.overloaded()] == ["worker 2", "worker 3"]

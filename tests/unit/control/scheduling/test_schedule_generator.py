@@ -139,12 +139,38 @@ def test_set_asks_at_once() -> None:
     assert made.due(START + 2, sample(), CLUSTER) is None
 
 
+@pytest.mark.parametrize(("changes", "due"), [
+    ({"agent_poll": 1.0, "worker_poll": 1.0, "load_period": 5.0, "cool_down": 1.0, "period": 200.0}, None), ({}, None),
+    ({"min_gain": 0.5}, ASKED), ({"overload": 0.5}, ASKED), ({"balance": True}, ASKED), ({"dry_run": True}, ASKED),
+    ({"strategy": "storm"}, ASKED), ({"time_limit": 90.0}, ASKED)])
+def test_another_policy_asks_only_if_plans_depend_on_the_difference(changes: dict[str, Any], due: str | None) -> None:
+    made = generator()
+    made.set(CHOICE, made.policy.changed(changes))
+    assert made.due(START + 1, sample(), CLUSTER) == due
+    assert made.policy == Policy().changed(changes)
+
+
+def test_another_policy_keeps_the_pauses_and_what_plans_before_ask_of_later_ones() -> None:
+    made, full = ScheduleGenerator(CHOICE, Policy()), sample(node=9999.0)
+    enacted(made, START - 1000)
+    times = []
+    for now in range(1000, 1100):
+        made.set(CHOICE, replace(made.policy, agent_poll=float(now)))
+        if made.due(now, full, CLUSTER) is not None:
+            times.append(now)
+    assert times == [1000, 1002, 1004, 1008, 1016, 1032, 1064]
+    made.set(replace(CHOICE), made.policy)
+    assert made._plans and made.due(1100, full, CLUSTER) == ASKED, "its code may be another"
+    made.set(Choice("other", {}, 60.0), made.policy)
+    assert not made._plans and made.due(1101, full, CLUSTER) == ASKED
+
+
 @pytest.mark.parametrize("why", ["asked", "overload", "period"])
 def test_never_while_it_cools_down_and_at_once_after_it(why: str) -> None:
     made = generator(cool_down=10, period=300 if why == "overload" else 1)
     made.enacted(made.failed("", PERIOD, 0.0), START)
     if why == "asked":
-        made.set(CHOICE, made.policy)
+        made.ask()
     seen = sample(node=9999.0) if why == "overload" else sample()
     for now in (START, START + 5, START + 9.99):
         assert made.due(now, seen, CLUSTER) is None

@@ -1,4 +1,4 @@
-"""The scheduler is asked at the end of the first whole window after a change of parallelism."""
+"""The scheduler is asked after three whole windows that follow a change of parallelism."""
 
 from __future__ import annotations
 
@@ -69,6 +69,10 @@ class Run:
                  for name, topology in self.state.topologies.items()}
         self.loop._schedule(self.now, WindowSample(self.now, SECONDS, loads))
 
+    def windows(self, count: int) -> None:
+        for _ in range(count):
+            self.window()
+
     def scale(self, tasks: int, name: str = "t") -> None:
         """Begin the change and let the workers report until it is over."""
         self.tell(Rescaled(name, {"work": tasks}))
@@ -80,34 +84,60 @@ class Run:
         return [TaskId("work", index) for index in range(first, last)]
 
 
-def test_it_is_asked_at_the_end_of_the_first_whole_window() -> None:
+def test_it_is_asked_at_the_end_of_the_third_whole_window() -> None:
     run = Run()
     run.window()
     assert run.asked == []
     run.scale(4)
     run.window(settling=run.new_tasks(2, 4))
-    assert run.asked == [], "the new tasks ran for a part of the window only"
+    run.windows(2)
+    assert run.asked == [], "the new tasks ran for a part of the first window only"
     run.window()
     assert run.asked == [ASKED]
-    run.window()
+    run.windows(4)
     assert run.asked == [ASKED], "once"
+
+
+def test_windows_before_another_change_do_not_count() -> None:
+    run = Run(graph("t"), graph("u"))
+    run.scale(4)
+    run.windows(2)
+    run.scale(6)
+    run.windows(2)
+    assert run.asked == []
+    run.scale(4, "u")
+    run.windows(2)
+    assert run.asked == [], "the other one has run for two only"
+    run.window()
+    assert run.asked == [ASKED]
+
+
+def test_a_window_that_does_not_count_does_not_begin_the_count_anew() -> None:
+    run = Run()
+    run.scale(4)
+    run.windows(2)
+    run.window(settling=run.new_tasks(0, 1))
+    assert run.asked == []
+    run.window()
+    assert run.asked == [ASKED]
 
 
 def test_it_is_asked_after_the_change_of_a_topology_that_runs_in_batches() -> None:
     run = Run(replace(graph(), batched=True, config={"topology.guarantee": "exactly-once"}))
     run.scale(4)
-    run.window()
+    run.windows(3)
     assert run.asked == [ASKED]
 
 
 def test_it_is_not_asked_before_the_change_is_over() -> None:
     run = Run()
     run.tell(Rescaled("t", {"work": 4}))
-    run.window()
-    run.window()
+    run.windows(4)
     assert run.asked == [] and run.state.topologies["t"].scaling is not None
     for _ in range(20):
         run.report()
+    run.windows(2)
+    assert run.asked == []
     run.window()
     assert run.asked == [ASKED]
 
@@ -118,7 +148,7 @@ def test_it_is_not_asked_while_tasks_move() -> None:
     task = TaskId("work", 0)
     run.tell(Moved("u", task, 1 - run.state.topologies["u"].places[task].slot))
     assert not run.state.topologies["u"].handover.at_rest
-    run.window()
+    run.windows(4)
     assert run.asked == []
     run.tell(Killed("u", 0.0, run.now))
     while "u" in run.state.topologies:
@@ -131,18 +161,17 @@ def test_without_a_scheduler_nobody_is_asked() -> None:
     run = Run(scheduler="")
     assert run.loop.generator.choice is NOTHING_CHOSEN
     run.scale(4)
-    run.window()
+    run.windows(4)
     assert run.asked == []
 
 
 def test_the_cool_down_is_kept_and_then_it_is_asked() -> None:
     run = Run()
     generator = run.loop.generator
-    generator.policy = generator.policy.changed({"cool_down": 3 * SECONDS})
+    generator.policy = generator.policy.changed({"cool_down": 5 * SECONDS})
     generator.enacted(generator.failed("", ASKED, 0.0), run.now)
     run.scale(4)
-    run.window()
-    run.window()
+    run.windows(4)
     assert run.asked == []
     run.window()
     assert run.asked == [ASKED]
@@ -153,8 +182,7 @@ def test_nothing_else_makes_it_due(change: Any) -> None:
     run = Run()
     change(run)
     run.report()
-    run.window()
-    run.window()
+    run.windows(4)
     assert run.asked == []
 
 
@@ -167,5 +195,5 @@ def test_a_topology_that_ended_is_forgotten() -> None:
     run.loop.forget("t")
     run.tell(Submitted(graph()))
     run.report()
-    run.window()
+    run.windows(4)
     assert run.asked == []

@@ -10,7 +10,15 @@ import pytest
 
 from millrace.control.events import Say
 from millrace.control.scheduling.overload_warnings import OverloadWarnings
+from millrace.control.scheduling.schedule_generator import FAILED, ScheduleGenerator
 from millrace.master.failures import RETRY_SECONDS, Failures
+from millrace.master.load.cluster_links import ClusterLinks
+from millrace.master.load.history import History
+from millrace.master.scheduling import loop
+from millrace.master.scheduling.elastic import Elasticity
+from millrace.master.scheduling.estimates import LoadEstimates
+from millrace.schedulers.base import NoChange
+from millrace.schedulers.rules import result_to_json
 from support.scheduling.scheduled_cluster import Flow, ScheduledCluster
 
 
@@ -35,8 +43,52 @@ def test_a_warning_that_fails_stops_neither_measurement_nor_scheduling(cluster: 
     assert len(asked) == 3 and cluster.loop._history is not None
     cluster.loop._history.flush(60)
     assert len(cluster.loop._history.newest_windows("flow", 10)) == 3
-    assert [event.text.partition(".")[0] for event in cluster.events if event.level == "error"] == [
-        "warning of overload failed because of an unexpected error: KeyError: '__acker'"]
+    assert errors(cluster) == ["warning of overload failed because of an unexpected error: KeyError: '__acker'"]
+
+
+def errors(cluster: ScheduledCluster) -> list[str]:
+    return [event.text.partition(".")[0] for event in cluster.events if event.level == "error"]
+
+
+@pytest.mark.parametrize(("where", "method", "part"), [
+    (ClusterLinks, "end_window", "measuring links"), (LoadEstimates, "add", "estimating the load"),
+    (Elasticity, "predict", "predicting latencies"), (History, "record_window", "recording the window")])
+def test_a_step_before_scheduling_that_fails_does_not_stop_it(cluster: ScheduledCluster, monkeypatch: pytest.MonkeyPatch,
+                                                              where: type, method: str, part: str) -> None:
+    monkeypatch.setattr(where, method, fail)
+    asked: list[float] = []
+    monkeypatch.setattr(cluster.loop, "_schedule", lambda now, sample: asked.append(now))
+    cluster.windows(3)
+    assert len(asked) == 3 and cluster.loop.sample is not None and cluster.loop.sample.loads
+    assert errors(cluster) == [f"{part} failed because of an unexpected error: KeyError: '__acker'"]
+
+
+def chosen(cluster: ScheduledCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the cluster have a scheduler that answers at once."""
+    answer = result_to_json(NoChange("all is well"))
+    monkeypatch.setattr(cluster.loop._process, "ask", lambda request, time_limit, done: done(answer))
+    cluster.loop.choose("tstorm", {}, {})
+
+
+def test_an_answer_that_cannot_be_read_is_a_failure_of_the_scheduler(cluster: ScheduledCluster,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen(cluster, monkeypatch)
+    monkeypatch.setattr(loop, "check_result", lambda situation, result: result.plans)
+    cluster.windows(1)
+    assert not cluster.loop.asking
+    decision = cluster.loop.generator.decisions[-1]
+    assert decision.outcome == FAILED and decision.reason.startswith("its answer cannot be read: AttributeError")
+
+
+def test_an_answer_on_which_nothing_can_be_decided_is_reported_once(cluster: ScheduledCluster,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen(cluster, monkeypatch)
+    monkeypatch.setattr(ScheduleGenerator, "decide", fail)
+    for _ in range(3):
+        cluster.loop.generator.ask()
+        cluster.windows(1)
+        assert not cluster.loop.asking
+    assert errors(cluster) == ["deciding on the scheduler's answer failed because of an unexpected error: KeyError: '__acker'"]
 
 
 def test_a_part_that_failed_is_tried_again_after_a_while_and_another_error_is_reported() -> None:
