@@ -376,21 +376,7 @@ class SchedulingLoop:
             own = self._estimates.choice.for_scheduler(own_estimator)
             if self._estimates.use(own.changed(estimator, estimator_parameters or {})):
                 self.generator.ask()
-            if choice == self.generator.choice and ":" not in name:  # users' code may have changed
-                choice = self.generator.choice  # an answer that is on its way counts
-            else:
-                self.unplaced = ""
-                self._process.renew()
-            self.generator.set(choice, new_policy, enact)
-            self._reported = ""
-            shown = ", ".join(f"{key}={value}" for key, value in choice.parameters.items())
-            modes = [*(["dry run"] if new_policy.dry_run else []),
-                     *(["its next plan is carried out whatever it gains"] if enact else [])]
-            mode = f" ({'; '.join(modes)})" if modes else ""
-            self._port.say(Say(f"scheduler {name}({shown}) is in use{mode}", cause=PERSON))
-            self._port.tell(SchedulerChosen("" if name == OFF else name, scheduler))
-            self._named, self._choices = True, self._choices + 1
-            self._record(lambda history: history.record_choice(self._to_record()))
+            self._use(choice, new_policy, enact, scheduler)
             future.set_result(self.settings())
 
         if ":" not in name:  # a built-in scheduler, or off
@@ -402,6 +388,24 @@ class SchedulingLoop:
         else:
             self._try_out(name, parameters, choose, future)
         return future
+
+    def _use(self, choice: Choice, policy: Policy, enact: bool, scheduler: Scheduler | None) -> None:
+        """Put the scheduler in use, and say and record that it is."""
+        if choice == self.generator.choice and ":" not in choice.name:  # users' code may have changed
+            choice = self.generator.choice  # an answer that is on its way counts
+        else:
+            self.unplaced = ""
+            self._process.renew()
+        self.generator.set(choice, policy, enact)
+        self._reported = ""
+        shown = ", ".join(f"{key}={value}" for key, value in choice.parameters.items())
+        modes = [*(["dry run"] if policy.dry_run else []),
+                 *(["its next plan is carried out whatever it gains"] if enact else [])]
+        mode = f" ({'; '.join(modes)})" if modes else ""
+        self._port.say(Say(f"scheduler {choice.name}({shown}) is in use{mode}", cause=PERSON))
+        self._port.tell(SchedulerChosen("" if choice.name == OFF else choice.name, scheduler))
+        self._named, self._choices = True, self._choices + 1
+        self._record(lambda history: history.record_choice(self._to_record()))
 
     def _to_record(self) -> dict[str, Any]:
         """The choice as the next master of this cluster finds it in the history."""
