@@ -37,7 +37,16 @@ from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
 from millrace.control.scheduling.scaled_topologies import ScaledTopologies
-from millrace.control.scheduling.schedule_generator import BALANCE, ENACTED, Choice, Decision, Policy, ScheduleGenerator
+from millrace.control.scheduling.schedule_generator import (
+    BALANCE,
+    ENACTED,
+    FAILED,
+    OVERTAKEN,
+    Choice,
+    Decision,
+    Policy,
+    ScheduleGenerator,
+)
 from millrace.control.strategies import catalogue
 from millrace.control.strategies.steps import PlacementChange
 from millrace.control.submission import ackers_for
@@ -128,7 +137,7 @@ class SchedulingLoop:
         self._trials = SchedulerProcess(keep=False)  # for schedulers not in use yet: they must not wait for the one in use
         self.asking = False  # the scheduler has not answered yet
         self.unplaced = ""  # why the scheduler in use has no place for some tasks, by its last answer
-        self._reported = ""  # the last failure that was reported
+        self._reported: dict[str, str] = {}  # the last failure that was reported of an outcome
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
@@ -293,8 +302,7 @@ class SchedulingLoop:
         decision = self.generator.decide(situation, result, trigger, time.time())
         if decision.outcome == ENACTED and isinstance(result, NewPlan):
             decision = self._enact(situation, result, decision)
-        else:
-            self._reported = ""
+        self._reported.pop(FAILED, None)
         self._record_decision(decision)
         balanced = self.generator.balanced(situation, decision, time.time())
         if balanced is not None:
@@ -303,13 +311,14 @@ class SchedulingLoop:
 
     def _failed(self, decision: Decision) -> None:
         self._report_once(f"scheduler {decision.scheduler} failed, the plan stays as it is: {decision.reason}. It will be "
-                          "asked again; fix it, or choose another with `millrace scheduler set`", decision)
+                          "asked again; fix it, or choose another with `millrace scheduler set`", FAILED, decision)
         self._record_decision(decision)
 
-    def _report_once(self, text: str, decision: Decision) -> None:
-        """Report a failure. Repeats of the same failure are not reported."""
-        if text != self._reported:
-            self._reported = text
+    def _report_once(self, text: str, outcome: str, decision: Decision) -> None:
+        """Report a failure. Repeats of the same failure are not reported, until it is known to be over: a scheduler that failed
+        answers, or a plan is carried out."""
+        if text != self._reported.get(outcome):
+            self._reported[outcome] = text
             self._port.say(Say(text, level="warning", cause=f"decision {decision.number}"))
 
     def _enact(self, situation: Situation, result: NewPlan, decision: Decision) -> Decision:
@@ -321,9 +330,10 @@ class SchedulingLoop:
             passes = isinstance(error, StalePlan) or self._under_way(result.plans)
             if not passes:
                 self._report_once(f"plans of scheduler {decision.scheduler} cannot be carried out: {error}. Choose another "
-                                  "strategy with `millrace scheduler set --strategy`, or another scheduler", decision)
+                                  "strategy with `millrace scheduler set --strategy`, or another scheduler", OVERTAKEN,
+                                  decision)
             return self.generator.overtaken(decision, str(error), passes)
-        self._reported = ""
+        self._reported.clear()
         self.generator.enacted(decision, time.monotonic())
         for name in result.plans:
             self.bottlenecks.forget(name)
@@ -397,7 +407,7 @@ class SchedulingLoop:
             self.unplaced = ""
             self._process.renew()
         self.generator.set(choice, policy, enact)
-        self._reported = ""
+        self._reported.clear()
         shown = ", ".join(f"{key}={value}" for key, value in choice.parameters.items())
         modes = [*(["dry run"] if policy.dry_run else []),
                  *(["its next plan is carried out whatever it gains"] if enact else [])]
