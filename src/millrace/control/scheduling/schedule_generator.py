@@ -377,10 +377,15 @@ def _apart_from_times(policy: Policy) -> dict[str, Any]:
     return {name: value for name, value in asdict(policy).items() if name not in TIMES}
 
 
+def _places_of_slots(situation: Situation) -> dict[int, str]:
+    """The place of the node of every slot."""
+    places = places_of_nodes(situation.cluster)
+    return {slot.number: places[slot.node] for slot in situation.cluster.slots}
+
+
 def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     """The nodes and workers that lose or get tasks by these plans."""
-    places = places_of_nodes(situation.cluster)
-    machine = {slot.number: places[slot.node] for slot in situation.cluster.slots}
+    machine = _places_of_slots(situation)
     for name, plan in plans.items():
         old = situation.plan[name].placement if name in situation.plan else {}
         for task, slot in plan.placement.items():
@@ -392,8 +397,7 @@ def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator
 
 def _places_regrouped(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     """The nodes and workers whose tasks lose or get key groups by these plans."""
-    places = places_of_nodes(situation.cluster)
-    machine = {slot.number: places[slot.node] for slot in situation.cluster.slots}
+    machine = _places_of_slots(situation)
     for name, plan in plans.items():
         old = situation.plan[name].key_groups if name in situation.plan else {}
         for component, owners in plan.key_groups.items():
