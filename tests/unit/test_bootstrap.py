@@ -62,6 +62,15 @@ def test_a_changed_project_file_makes_it_stale(root: Path) -> None:
     assert env.state() == "stale"
 
 
+@pytest.mark.parametrize("name", bootstrap.BUILT)
+def test_a_changed_source_of_what_is_compiled_makes_it_stale(root: Path, name: str) -> None:
+    env = finished(root)
+    assert (Path(bootstrap.__file__).parent / name).exists()
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text("another\n")
+    assert env.state() == "stale"
+
+
 def test_settings_of_the_tools_do_not_make_it_stale(root: Path) -> None:
     env = finished(root)
     with (root / "pyproject.toml").open("a") as project:

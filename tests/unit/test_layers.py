@@ -20,7 +20,7 @@ ROOMS = {
                 "migration_metrics", "scaling", "strategies", "topology_status", "waves", "wording", "workers", "batches",
                 "events", "plan_diff", "plan_parts", "scheduling", "submission", "topology_state", "placement_control",
                 "batch_control", "wave_control", "moving", "worker_reports", "master_state"],
-    "runtime": ["clock", "durable", "meters", "node", "parent", "wire", "leftovers", "flow", "plans", "fragments",
+    "runtime": ["clock", "durable", "meters", "node", "parent", "wire", "leftovers", "hotpath", "flow", "plans", "fragments",
                 "checkpoints", "taps", "feeds", "tasks", "worker"],
     "master": ["state_home", "state_view", "failures", "batch_log", "event_log", "load", "ended", "plans", "checkpoints",
                "scheduling", "requests", "workers", "thread", "batches", "feeding", "service"],

@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from millrace.control.ledger import Ledger
 from millrace.errors import MillraceError
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.routing import ByFields
-from millrace.runtime.tasks.output import BOLT, Output, fast_emit
+from millrace.runtime.hotpath.plain import BOLT
+from millrace.runtime.hotpath.steps import COMPILED, fast_emit
+from millrace.runtime.tasks.output import Output
 from millrace.runtime.wire.bodies import encode_rows, row_decoder
 from millrace.testing.local_cluster import LocalCluster
 from millrace.workloads.wordcount import WORDS_PER_LINE, TallyArrowCount, WordCount, table_words
@@ -121,7 +123,8 @@ def measure(share: float = 1.0) -> dict[str, Any]:
     gc.collect()
     with WorkMeter() as meter:
         steps = {name: _least(step, max(100, int(count * share)), meter) for name, (step, count) in STEPS.items()}
-        return {"unit": meter.unit, "python": platform.python_version(), "machine": platform.machine(), "steps": steps}
+        return {"unit": meter.unit, "python": platform.python_version(), "machine": platform.machine(),
+                "compiled": COMPILED, "steps": steps}
 
 
 def _least(step: GuardStep, count: int, meter: WorkMeter) -> float:
@@ -136,27 +139,39 @@ def _least(step: GuardStep, count: int, meter: WorkMeter) -> float:
 
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
-def compared(result: Mapping[str, Any], kept: Mapping[str, Any] | None) -> dict[str, Any]:
+SAME = ("unit", "machine", "compiled")  # figures of runs that differ in one of these say nothing about each other
+KeptFigures = Sequence[Mapping[str, Any]]
+
+
+def compared(result: Mapping[str, Any], kept: KeptFigures) -> dict[str, Any]:
     """Each step beside its kept figure, and those that cost more than is tolerated. `not_comparable`: why the kept figures say
     nothing about this run; empty if they do."""
-    reason = _incomparable(result, kept)
-    before = kept["steps"] if kept is not None and not reason else {}
+    of_like = next((each for each in kept if _alike(each, result)), None)
+    before = of_like["steps"] if of_like is not None else {}
     limit = 1 + TOLERANCE.get(result["unit"], NOISY)
     steps = [{"step": name, "per_tuple": cost, "kept": before.get(name), "ratio": _ratio(cost, before.get(name))}
              for name, cost in result["steps"].items()]
     slower = [row["step"] for row in steps if row["ratio"] is not None and row["ratio"] > limit]
-    return {**{key: result[key] for key in ("unit", "python", "machine")}, "steps": steps, "slower": slower,
-            "not_comparable": reason}
+    return {**{key: result[key] for key in ("unit", "python", "machine", "compiled")}, "steps": steps, "slower": slower,
+            "not_comparable": "" if of_like is not None else f"{KEPT} has no figures for {_described(result)}"}
 
 
-def _incomparable(result: Mapping[str, Any], kept: Mapping[str, Any] | None) -> str:
-    if kept is None:
-        return f"there are no figures in {KEPT}"
-    for key in ("unit", "machine"):
-        if kept[key] != result[key]:
-            return f"{key}: {result[key]}, and the kept figures are of {kept[key]}"
-    ours, theirs = (".".join(version.split(".")[:2]) for version in (result["python"], kept["python"]))
-    return f"Python {ours}, and the kept figures are of Python {theirs}" if ours != theirs else ""
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return _release(one) == _release(other) and all(one[key] == other[key] for key in SAME)
+
+
+def _release(result: Mapping[str, Any]) -> str:
+    return ".".join(result["python"].split(".")[:2])
+
+
+def _described(result: Mapping[str, Any]) -> str:
+    path = "the compiled hot path" if result["compiled"] else "the hot path in Python"
+    return f"{result['unit']} of {path} with Python {_release(result)} on {result['machine']}"
+
+
+def replaced(kept: KeptFigures, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The kept figures with those of this run in place of those that it is compared with."""
+    return [*(each for each in kept if not _alike(each, result)), result]
 
 
 def _ratio(cost: float, before: float | None) -> float | None:
@@ -166,14 +181,16 @@ def _ratio(cost: float, before: float | None) -> float | None:
 def run_guard(keep: bool, live: bool) -> dict[str, Any]:
     """Measure in a child process, and compare. `keep`: the figures become those to compare with."""
     console, path = Console(stderr=not live), project_root() / KEPT
+    kept = json.loads(path.read_text()) if path.exists() else []
     done = subprocess.run([sys.executable, "-m", "millrace.bench.guard"], env={**os.environ, "PYTHONHASHSEED": "0"},
                           capture_output=True, text=True, check=False)
     if done.returncode:
         raise MillraceError(f"the measuring process failed: {done.stderr[-2000:]}")
     measured = json.loads(done.stdout)
     if keep:
-        path.write_text(json.dumps(measured, indent=1) + "\n")
-    result = compared(measured, json.loads(path.read_text()) if path.exists() else None)
+        kept = replaced(kept, measured)
+        path.write_text(json.dumps(kept, indent=1) + "\n")
+    result = compared(measured, kept)
     table = Table("step", f"{result['unit']} per tuple", "kept", "ratio")
     for row in result["steps"]:
         table.add_row(row["step"], *("–" if row[key] is None else f"{row[key]:,}" for key in ("per_tuple", "kept", "ratio")))

@@ -16,6 +16,8 @@ from millrace.errors import EmitError
 from millrace.model.graph import resolve
 from millrace.model.load import SAMPLED
 from millrace.runtime.flow.heavy_keys import HeavyKeys
+from millrace.runtime.hotpath.plain import Rows
+from millrace.runtime.hotpath.steps import buckets
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet
@@ -24,7 +26,6 @@ KEYS_REMEMBERED = 100_000  # a route forgets all keys beyond this, so that unbou
 SAMPLE_KEYS = 512  # keys that are counted together
 WHOLE = 64  # a shuffle sends up to this many tuples together: splitting them would cost more than it balances
 
-Rows = Sequence[tuple[Any, ...]]
 Parts = Iterable[tuple["Outlet", Any]]
 
 
@@ -145,17 +146,14 @@ class ByFields(Route):
 
     def split(self, rows: Rows) -> Parts:
         try:
-            buckets = self._buckets(rows)
+            parts = self._buckets(rows)
         except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
-            buckets = self._split_unhashable(rows)
-        return [(channel, bucket) for channel, bucket in zip(self.channels, buckets, strict=True) if bucket]
+            parts = self._split_unhashable(rows)
+        return [(channel, part) for channel, part in zip(self.channels, parts, strict=True) if part]
 
     def _buckets(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
         """The rows for each channel."""
-        buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]
-        for row, task in zip(rows, map(self._memory.__getitem__, map(itemgetter(*self.positions), rows)), strict=True):
-            buckets[task].append(row)
-        return buckets
+        return buckets(rows, self._memory, self.positions, len(self.channels))
 
     def _split_unhashable(self, rows: Rows) -> list[list[tuple[Any, ...]]]:
         buckets: list[list[tuple[Any, ...]]] = [[] for _ in self.channels]

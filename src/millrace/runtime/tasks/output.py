@@ -1,4 +1,4 @@
-"""Unsent output of a task: one `Output` per stream, filled by a generated `emit` that is as fast as we can make it."""
+"""Unsent output of a task: one `Output` per stream, filled by the `emit` of the hot path."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.routing import Custom, Route, ToAll
+from millrace.runtime.hotpath.plain import SCALARS
 from millrace.runtime.wire.bodies import holds_extended, through_the_wire
 from millrace.state.time_values import EXTENDED
 
 ROW_TYPES = {list, tuple}
-SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class Output:
@@ -109,55 +109,3 @@ class Output:
             raise EmitError(f"{self.owner} emitted a batch with columns {batch.schema.names} on stream {self.name!r}, "
                             f"whose fields are {list(self.fields)}")
         return batch
-
-
-# The body of `emit` is generated for the width of the stream: unpacking checks the length, and testing each type in line lets
-# most rows skip the slow path; one comparison does for strings, which are the most frequent. A tuple of scalars is sent as it
-# is; a list may change later and is copied. Rows go to a list in a closure's cell, which is the cheapest append there is;
-# `rebind` installs another list.
-_TEMPLATE = """
-def make(rows, ids, slow, SCALARS):
-    def emit({signature}):
-        if stream is None and {no_anchors}direct_task is None and need_task_ids is False:
-            kind = type(tup)
-            if kind is tuple or kind is list:
-                try:
-                    {names} = tup
-                except ValueError:
-                    return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
-                if {tests}:
-                    rows.append(tup if kind is tuple else ({names}))
-                    {track}
-                    return None
-        return slow(tup, {tup_id}, stream, {anchors}, direct_task, need_task_ids)
-
-    def rebind(new_rows, new_ids):
-        nonlocal rows, ids
-        rows, ids = new_rows, new_ids
-
-    return emit, rebind
-"""
-BOLT, SPOUT, HANDLE = "bolt", "spout", "handle"
-_SIGNATURES = {
-    BOLT: "tup, stream=None, anchors=None, direct_task=None, need_task_ids=False",
-    SPOUT: "tup, tup_id=None, stream=None, direct_task=None, need_task_ids=False",
-    HANDLE: "tup, tup_id, stream, anchors, direct_task, need_task_ids",
-}
-
-
-def fast_emit(output: Output, slow: Callable[..., Any], form: str, track: bool, id_of: str = "tup_id") -> Callable[..., Any]:
-    """Generate an `emit` for the default stream that handles the plain case itself and leaves the rest to `slow`. `form`
-    selects the signature: Bolt.emit, Spout.emit or TaskHandle.emit. `track`: keep the tuples' ids, as the expression `id_of`
-    of `tup_id`."""
-    names = [f"v{i}" for i in range(output.width)]
-    source = _TEMPLATE.format(
-        signature=_SIGNATURES[form], width=output.width, names=", ".join(names) + ",",
-        tests=" and ".join(f"(type({name}) is str or type({name}) in SCALARS)" for name in names),
-        no_anchors="" if form == SPOUT else "anchors is None and ", anchors="None" if form == SPOUT else "anchors",
-        tup_id="None" if form == BOLT else "tup_id", track=f"ids.append({id_of})" if track else "")
-    scope: dict[str, Any] = {}
-    exec(source, scope)
-    emit: Callable[..., Any]
-    emit, rebind = scope["make"](output.rows, output.ids, slow, SCALARS)
-    output.rebinds.append(rebind)
-    return emit

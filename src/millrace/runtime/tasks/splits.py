@@ -14,7 +14,8 @@ from millrace.api.component import Component
 from millrace.api.spout import ReliableSpout, ReplayableSpout, Saved, Spout
 from millrace.api.tuple import DEFAULT_STREAM
 from millrace.control.assignment import SplitStart
-from millrace.runtime.tasks.output import HANDLE, fast_emit
+from millrace.runtime.hotpath.plain import HANDLE
+from millrace.runtime.hotpath.steps import fast_emit
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 from millrace.state.checkpoint import SplitRecord
 from millrace.state.packing import pack_value, unpack_value
@@ -36,7 +37,7 @@ class SplitHandle:
         self.emit: Callable[..., list[int] | None] = self._emit
         self._forget: Callable[[], None] = lambda: None
         if output is not None and output.width and not output.direct:
-            self.emit = fast_emit(output, self._emit, HANDLE, track=True, id_of=f"tup_id * {self._splits} + {split}")
+            self.emit = fast_emit(output, self._emit, HANDLE, track=True, splits=self._splits, split=split)
             rebind = output.rebinds[-1]
             self._forget = lambda: output.rebinds.remove(rebind)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 
 from millrace.errors import EmitError, EncodingError
 from millrace.model.graph import StreamDef, TaskId
-from millrace.runtime.tasks.output import BOLT, HANDLE, SPOUT, Output, fast_emit
+from millrace.runtime.hotpath.plain import BOLT, HANDLE, SPOUT
+from millrace.runtime.tasks.output import Output
 
 WIDTHS = range(1, 9)
 SCALARS = ["text", 7, 2**70, 1.5, True, b"bytes", None, ""]
@@ -38,10 +41,18 @@ class Slow:
         return "from the slow path"
 
 
-def emitter(width: int = 1, form: str = BOLT) -> tuple[Output, Slow, Any]:
-    to = output(width)
-    slow = Slow(to)
-    return to, slow, fast_emit(to, slow, form, track=form == SPOUT)
+Emitter = Callable[..., tuple[Output, Slow, Any]]
+
+
+@pytest.fixture(scope="module")
+def emitter(steps: ModuleType) -> Emitter:
+    """Makes the `emit` of a stream of this width, in one of its forms, with the output and the slow path behind it."""
+    def made(width: int = 1, form: str = BOLT) -> tuple[Output, Slow, Any]:
+        to = output(width)
+        slow = Slow(to)
+        return to, slow, steps.fast_emit(to, slow, form, track=form == SPOUT)
+
+    return made
 
 
 # ---- the fast path ----
@@ -49,7 +60,7 @@ def emitter(width: int = 1, form: str = BOLT) -> tuple[Output, Slow, Any]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("make", [list, tuple])
-def test_scalars_in_a_list_or_tuple_become_one_row(width: int, make: Any) -> None:
+def test_scalars_in_a_list_or_tuple_become_one_row(width: int, make: Any, emitter: Emitter) -> None:
     to, slow, emit = emitter(width)
     assert emit(make(SCALARS[:width])) is None
     assert to.rows == [tuple(SCALARS[:width])]
@@ -59,7 +70,7 @@ def test_scalars_in_a_list_or_tuple_become_one_row(width: int, make: Any) -> Non
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("wrong", [-1, 1])
-def test_a_wrong_number_of_values_is_refused(width: int, wrong: int) -> None:
+def test_a_wrong_number_of_values_is_refused(width: int, wrong: int, emitter: Emitter) -> None:
     to, _, emit = emitter(width)
     with pytest.raises(EmitError, match=rf"split\[3\] emitted {width + wrong} values on .*, which has {width} "):
         emit(list(range(width + wrong)))
@@ -70,14 +81,14 @@ def test_a_wrong_number_of_values_is_refused(width: int, wrong: int) -> None:
 @pytest.mark.parametrize("make", ["abcdefgh".__getitem__, lambda cut: b"abcdefgh"[cut], lambda cut: set(range(8)[cut]),
                                   lambda cut: dict.fromkeys(range(8)[cut]), lambda cut: iter(range(8)[cut]),
                                   lambda cut: range(8)[cut]], ids=["str", "bytes", "set", "dict", "iterator", "range"])
-def test_anything_but_a_list_or_tuple_is_refused_even_of_the_right_length(width: int, make: Any) -> None:
+def test_anything_but_a_list_or_tuple_is_refused_even_of_the_right_length(width: int, make: Any, emitter: Emitter) -> None:
     to, _, emit = emitter(width)
     with pytest.raises(TypeError, match=r"split\[3\] emitted .* on stream 'default': emit takes a list or tuple"):
         emit(make(slice(width)))
     assert to.rows == []
 
 
-def test_named_tuples_and_lists_of_ones_own_are_taken() -> None:
+def test_named_tuples_and_lists_of_ones_own_are_taken(emitter: Emitter) -> None:
     class MyList(list):
         pass
 
@@ -88,7 +99,7 @@ def test_named_tuples_and_lists_of_ones_own_are_taken() -> None:
     assert {type(row) for row in to.rows} == {tuple}
 
 
-def test_unusual_calls_go_to_the_slow_path_with_all_arguments() -> None:
+def test_unusual_calls_go_to_the_slow_path_with_all_arguments(emitter: Emitter) -> None:
     _, slow, emit = emitter()
     assert emit([1], "other") == "from the slow path"
     emit([2], anchors=["t"])
@@ -101,7 +112,7 @@ def test_unusual_calls_go_to_the_slow_path_with_all_arguments() -> None:
                           ([5], None, None, None, None, True), ([[6]], None, None, None, None, False)]
 
 
-def test_the_spouts_form_keeps_the_ids_beside_the_rows() -> None:
+def test_the_spouts_form_keeps_the_ids_beside_the_rows(emitter: Emitter) -> None:
     to, slow, emit = emitter(2, SPOUT)
     emit([1, 2], 7)
     emit((3, 4), tup_id="x")
@@ -111,7 +122,7 @@ def test_the_spouts_form_keeps_the_ids_beside_the_rows() -> None:
     assert slow.calls == [([7, 8], 9, "other", None, 1, False)]
 
 
-def test_the_handles_form_takes_everything_by_position() -> None:
+def test_the_handles_form_takes_everything_by_position(emitter: Emitter) -> None:
     to, slow, emit = emitter(1, HANDLE)
     emit([1], 5, None, None, None, False)
     emit([2], 6, None, ["anchor"], None, False)
@@ -119,9 +130,9 @@ def test_the_handles_form_takes_everything_by_position() -> None:
     assert slow.calls == [([2], 6, None, ["anchor"], None, False)]
 
 
-def test_rows_taken_are_out_of_reach_of_what_is_emitted_later() -> None:
+def test_rows_taken_are_out_of_reach_of_what_is_emitted_later(emitter: Emitter, steps: ModuleType) -> None:
     to, _, emit = emitter(1, SPOUT)
-    second = fast_emit(to, Slow(to), SPOUT, track=True)
+    second = steps.fast_emit(to, Slow(to), SPOUT, track=True)
     emit([1], 1)
     rows, ids = to.take()
     emit([2], 2)
@@ -166,7 +177,7 @@ def test_many_rows_that_are_changed_afterwards_change_nothing() -> None:
 # ---- emitted values are immutable ----
 
 
-def test_a_list_that_is_changed_after_emit_changes_nothing() -> None:
+def test_a_list_that_is_changed_after_emit_changes_nothing(emitter: Emitter) -> None:
     to, _, emit = emitter(2)
     values: list[Any] = [1, 2]
     emit(values)
@@ -176,7 +187,7 @@ def test_a_list_that_is_changed_after_emit_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("nested", [[1, [2]], {"k": [1]}, bytearray(b"ab")], ids=["list", "dict", "bytearray"])
-def test_nested_values_that_are_changed_after_emit_change_nothing(nested: Any) -> None:
+def test_nested_values_that_are_changed_after_emit_change_nothing(nested: Any, emitter: Emitter) -> None:
     to, _, emit = emitter(2)
     emit(["key", nested])
     before = repr(to.rows)
@@ -217,7 +228,8 @@ CYCLE.append(CYCLE)
     ([1, {"k": Strange()}], "list"), (Plain(2**70), "Plain"), (["\ud800"], "list"),
 ], ids=["object", "complex", "class", "function", "cycle", "inside", "big int in a dataclass",
         "surrogate"])
-def test_a_value_that_cannot_be_encoded_is_named_by_component_stream_field_and_type(value: Any, kind: str) -> None:
+def test_a_value_that_cannot_be_encoded_is_named_by_component_stream_field_and_type(value: Any, kind: str,
+                                                                                    emitter: Emitter) -> None:
     to, _, emit = emitter(3)
     with pytest.raises(EncodingError) as caught:
         emit(["fine", value, 1])
@@ -255,7 +267,7 @@ TOKYO = timezone(timedelta(hours=9))
     Decimal("1.50"), date(2026, 1, 2), datetime(2026, 1, 2, 3), time(4, 5), timedelta(days=-1), [Decimal("1.50")],
     {"a": [date(2026, 1, 2)]}, {date(2026, 1, 2): 1}, {(1, Decimal(2)): 1},
 ], ids=repr)
-def test_decimals_dates_and_times_stay_what_they_are(value: Any) -> None:
+def test_decimals_dates_and_times_stay_what_they_are(value: Any, emitter: Emitter) -> None:
     to, _, emit = emitter(2)
     emit([1, value])
     assert repr(to.rows) == repr([(1, value)])
@@ -263,13 +275,13 @@ def test_decimals_dates_and_times_stay_what_they_are(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [[1, "a"], {"a": [1.5]}, (1, (2,)), [float("nan")], {1: None}, frozenset({1})], ids=repr)
-def test_other_nested_values_need_no_extension(value: Any) -> None:
+def test_other_nested_values_need_no_extension(value: Any, emitter: Emitter) -> None:
     to, _, emit = emitter(2)
     emit([1, value])
     assert not to.extended
 
 
-def test_a_time_with_a_zone_arrives_in_utc() -> None:
+def test_a_time_with_a_zone_arrives_in_utc(emitter: Emitter) -> None:
     to, _, emit = emitter(2)
     there = datetime(2026, 1, 2, 3, tzinfo=TOKYO)
     emit([there, [there]])
