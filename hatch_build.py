@@ -9,8 +9,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src") / "millrace" / "runtime" / "hotpath" / "compiled.pyx"
-MODULE = "millrace.runtime.hotpath.compiled"
+SOURCE = Path("src") / "millrace" / "hotpath" / "compiled.pyx"
+MODULE = "millrace.hotpath.compiled"
 
 
 class CompiledSteps(BuildHookInterface[Any]):

@@ -19,16 +19,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from millrace.api.tuple import Tuple
+from millrace.api.grouping import stable_hash
+from millrace.api.keyed.declared import CounterState
+from millrace.api.keyed.keys import KeyPlaces
+from millrace.api.keyed.plain import KeyedState
 from millrace.bench.instructions import INSTRUCTIONS, WorkMeter
 from millrace.checkout import project_root
 from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, GUARANTEE
 from millrace.control.ledger import Ledger
 from millrace.errors import MillraceError
+from millrace.hotpath.plain import BOLT
+from millrace.hotpath.steps import COMPILED, fast_emit, tuples
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.routing import ByFields
-from millrace.runtime.hotpath.plain import BOLT
-from millrace.runtime.hotpath.steps import COMPILED, fast_emit
 from millrace.runtime.tasks.output import Output
 from millrace.runtime.wire.bodies import encode_rows, row_decoder
 from millrace.testing.local_cluster import LocalCluster
@@ -74,14 +77,25 @@ def _encode(count: int) -> Callable[[], Any]:
 
 
 def _decode(count: int) -> Callable[[], Any]:
-    body, decoder = encode_rows(_rows(count)), row_decoder(tuple[str, int])
+    body, decoder = encode_rows(_rows(count)), row_decoder(tuple)
     return lambda: decoder.decode(body)
 
 
 def _tuples(count: int) -> Callable[[], Any]:
     rows: list[Any] = _rows(count)
     delivery: Any = object()
-    return lambda: [Tuple(row, delivery, number) for number, row in enumerate(rows)]
+    return lambda: list(tuples(rows, delivery))
+
+
+def _count(count: int) -> Callable[[], Any]:
+    rows, places = _rows(count), KeyPlaces(stable_hash, range(128), 128, "count[0]")
+
+    def work() -> None:
+        counts = KeyedState(CounterState(), places)
+        for word, _ in rows:
+            counts[word] = counts[word] + 1
+
+    return work
 
 
 def _ledger(count: int) -> Callable[[], Any]:
@@ -111,7 +125,7 @@ def _word_count(topology: Any, guarantee: str) -> GuardStep:
 
 STEPS: dict[str, tuple[GuardStep, int]] = {
     "emit": (_emit, ROWS), "route by key": (_route, ROWS), "encode rows": (_encode, ROWS), "decode rows": (_decode, ROWS),
-    "make tuples": (_tuples, ROWS), "ledger, per root": (_ledger, ROWS),
+    "make tuples": (_tuples, ROWS), "count by key": (_count, ROWS), "ledger, per root": (_ledger, ROWS),
     **{f"word count, {guarantee}": (_word_count(WordCount, guarantee), LINES * WORDS_PER_LINE)
        for guarantee in (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)},
     f"word count in Arrow batches, {AT_MOST_ONCE}": (_word_count(TallyArrowCount, AT_MOST_ONCE), LINES * WORDS_PER_LINE),

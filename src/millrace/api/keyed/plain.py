@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.api.keyed.changes import Changes
 from millrace.api.keyed.keys import ATOMS, KeyPlaces
+from millrace.hotpath.steps import QuickDict
 
 if TYPE_CHECKING:
     from millrace.api.keyed.declared import State
@@ -25,7 +26,7 @@ NO_DEFAULT: Any = object()
 Loaded = tuple[dict[Any, Any], dict[Any, float]]  # the entries of a group, and when they expire
 
 
-class KeyedState(dict[Any, Any]):
+class KeyedState(QuickDict):
     """One state of one task. It is a dict in every respect, except that it refuses keys of other tasks."""
 
     # `_keys`, `_values` and `_numbers`: keys, values and groups of the last snapshot, in the order of the dict. `_sizes` and
@@ -70,11 +71,6 @@ class KeyedState(dict[Any, Any]):
             self._places.find(key, self.name)
             self[key] = value = default
         return value
-
-    def add(self, key: Any, n: Any = 1) -> Any:
-        """Adds to the key's number; returns the new value."""
-        self[key] = total = self[key] + n
-        return total
 
     def append(self, key: Any, item: Any) -> None:
         """Appends to the key's list."""

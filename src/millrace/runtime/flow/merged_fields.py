@@ -16,10 +16,10 @@ import numpy as np
 
 from millrace.api.grouping import stable_hash
 from millrace.errors import EmitError
+from millrace.hotpath.plain import Rows
 from millrace.model.graph import resolve
 from millrace.runtime.flow.heavy_keys import HeavyKeys
 from millrace.runtime.flow.routing import ByFields, BySampledFields, CountedKey, KeyMemory, KeySample
-from millrace.runtime.hotpath.plain import Rows
 
 MERGED_SHARE = 1 / 16  # of a sender's tuples from which on those of a key are merged
 

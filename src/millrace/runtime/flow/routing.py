@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from millrace.api.grouping import Grouping, stable_hash
 from millrace.errors import EmitError
+from millrace.hotpath.plain import Rows
+from millrace.hotpath.steps import buckets
 from millrace.model.graph import resolve
 from millrace.model.load import SAMPLED
 from millrace.runtime.flow.heavy_keys import HeavyKeys
-from millrace.runtime.hotpath.plain import Rows
-from millrace.runtime.hotpath.steps import buckets
 
 if TYPE_CHECKING:
     from millrace.runtime.flow.channel import Outlet

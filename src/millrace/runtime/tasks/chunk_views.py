@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
+from millrace.hotpath.steps import name_rows
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.wire import messages as wire
@@ -35,9 +35,7 @@ class ChunkReader:
             if not named:
                 return body if local else PLAIN_ROWS.decode(body)
             row_type, decoder = self._row_type(delivery)
-            if local:
-                return msgspec.convert(body, row_type)
-            return decoder.decode(body)
+            return name_rows(body, row_type) if local else decoder.decode(body)
         except wire.UNREADABLE as error:
             raise wire.WireError(f"a chunk from {delivery.component} does not fit {delivery.stream!r}: {error}") from None
 
@@ -74,5 +72,5 @@ class ChunkReader:
         if known is None:
             title = re.sub(r"[\W_]", "", f"{delivery.component}_{delivery.stream}".title())
             row_type = NamedTuple(f"T{title}Tuple", [(field, Any) for field in self._fields(delivery)])  # type: ignore[misc]
-            known = self._row_types[key] = (list[row_type], row_decoder(row_type))
+            known = self._row_types[key] = (row_type, row_decoder(row_type))
         return known

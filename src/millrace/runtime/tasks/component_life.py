@@ -11,9 +11,9 @@ from millrace.api.component import Component
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.tuple import DEFAULT_STREAM
 from millrace.errors import StateNotKept
+from millrace.hotpath.plain import BOLT, HANDLE, SPOUT
+from millrace.hotpath.steps import fast_emit
 from millrace.model.graph import resolve
-from millrace.runtime.hotpath.plain import BOLT, HANDLE, SPOUT
-from millrace.runtime.hotpath.steps import fast_emit
 from millrace.runtime.tasks.splits import SplitHandle, Splits
 from millrace.runtime.tasks.user_errors import USER_ERRORS, describe, error_of
 

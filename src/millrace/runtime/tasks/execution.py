@@ -7,10 +7,10 @@ meters and marks the current chunk. The task *settles* everything shared with ot
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
+from millrace.hotpath.steps import tuples
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.user_errors import USER_ERRORS, describe, is_about_the_data
@@ -64,11 +64,11 @@ class Execution:
 
     def _run_each(self, delivery: Delivery) -> None:
         component = self._task.component
-        tuples = map(Tuple, self._reader.rows(delivery, component.named_rows), repeat(delivery), count())
+        waiting = tuples(self._reader.rows(delivery, component.named_rows), delivery)
         process, tup = component.process, None
         while True:
             try:
-                for tup in tuples:
+                for tup in waiting:
                     process(tup)
                 return
             except USER_ERRORS as error:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from millrace.errors import EmitError, EncodingError
+from millrace.hotpath.plain import SCALARS
+from millrace.hotpath.steps import plain_rows
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.routing import Custom, Route, ToAll
-from millrace.runtime.hotpath.plain import SCALARS
 from millrace.runtime.wire.bodies import holds_extended, through_the_wire
 from millrace.state.time_values import EXTENDED
-
-ROW_TYPES = {list, tuple}
 
 
 class Output:
@@ -66,12 +64,8 @@ class Output:
         """Add many rows. They are checked together, and one by one only if some row is not plain."""
         if not isinstance(rows, list | tuple):
             rows = list(rows)  # a generator can be iterated only once
-        kinds = set(map(type, rows))
-        if kinds <= ROW_TYPES and set(map(len, rows)) <= {self.width} and SCALARS.issuperset(
-                map(type, chain.from_iterable(rows))):
-            self.rows.extend(rows if kinds == {tuple} else map(tuple, rows))  # type: ignore[arg-type]
-        else:
-            self.rows.extend([self.row(row) for row in rows])
+        plain = plain_rows(rows, self.width)
+        self.rows.extend([self.row(row) for row in rows] if plain is None else plain)
 
     def _copied(self, field: str, value: Any) -> Any:
         if type(value) in SCALARS:

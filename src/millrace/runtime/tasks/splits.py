@@ -14,8 +14,8 @@ from millrace.api.component import Component
 from millrace.api.spout import ReliableSpout, ReplayableSpout, Saved, Spout
 from millrace.api.tuple import DEFAULT_STREAM
 from millrace.control.assignment import SplitStart
-from millrace.runtime.hotpath.plain import HANDLE
-from millrace.runtime.hotpath.steps import fast_emit
+from millrace.hotpath.plain import HANDLE
+from millrace.hotpath.steps import fast_emit
 from millrace.runtime.tasks.user_errors import USER_ERRORS
 from millrace.state.checkpoint import SplitRecord
 from millrace.state.packing import pack_value, unpack_value

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from millrace.errors import WireError
+from millrace.hotpath.steps import RowDecoder
 from millrace.state.packing import BIG_INT, PAIRS, as_key
 from millrace.state.time_values import EXTENDED, EXTENSIONS, extension_of, read_extension
 
@@ -82,9 +83,9 @@ def _unwrap(code: int, data: memoryview) -> Any:
         raise ValueError(f"extension {code} holds no dict: {error}") from None
 
 
-def row_decoder(row_type: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of chunk bodies into lists of `row_type`, the named tuple of a stream."""
-    return msgspec.msgpack.Decoder(list[row_type], ext_hook=_unwrap)
+def row_decoder(row_type: Any) -> RowDecoder:
+    """A decoder of chunk bodies into lists of `row_type`: `tuple`, or the named tuple of a stream."""
+    return RowDecoder(row_type, msgspec.msgpack.Decoder(list[row_type], ext_hook=_unwrap))
 
 
 _value_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_unwrap)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import EmitError, EncodingError
+from millrace.hotpath.plain import BOLT, HANDLE, SPOUT
 from millrace.model.graph import StreamDef, TaskId
-from millrace.runtime.hotpath.plain import BOLT, HANDLE, SPOUT
 from millrace.runtime.tasks.output import Output
 
 WIDTHS = range(1, 9)

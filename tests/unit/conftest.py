@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="session", params=["plain", "compiled"])
 def steps(request: pytest.FixtureRequest) -> ModuleType:
     """Each implementation of the steps in turn."""
-    name = f"millrace.runtime.hotpath.{request.param}"
+    name = f"millrace.hotpath.{request.param}"
     try:
         return importlib.import_module(name)
     except ImportError:
