@@ -9,7 +9,7 @@ from cpython.list cimport PyList_Append, PyList_GET_ITEM, PyList_GET_SIZE, PyLis
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject, PyObject_SetItem, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
@@ -20,6 +20,20 @@ cdef extern from *:
     #include <structmember.h>
     #define OFFSET_OF_VALUES offsetof(struct TupleObject, values)
     #define OFFSET_OF_ORIGIN offsetof(struct TupleObject, origin)
+
+    // A tuple of this class whose places are still empty. The garbage collector need not know it while it holds scalars only.
+    static PyObject *untracked_row(PyTypeObject *kind, Py_ssize_t width) {
+        if (kind == &PyTuple_Type) {
+            PyObject *row = PyTuple_New(width);
+            if (row != NULL)
+                PyObject_GC_UnTrack(row);
+            return row;
+        }
+        PyTupleObject *row = PyObject_GC_NewVar(PyTupleObject, kind, width);
+        if (row != NULL)
+            memset(row->ob_item, 0, width * sizeof(PyObject *));
+        return (PyObject *)row;
+    }
     """
     object PyUnicode_DecodeUTF8(const char* text, Py_ssize_t size, const char* errors)
     object PyUnicode_New(Py_ssize_t size, uint32_t largest)
@@ -27,7 +41,8 @@ cdef extern from *:
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     object PyLong_FromLongLong(long long value)
     object PyLong_FromUnsignedLongLong(unsigned long long value)
-    object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t items)
+    object untracked_row(PyTypeObject* kind, Py_ssize_t width)
+    void PyObject_GC_Track(void* untracked)
     object PyDescr_NewMember(PyTypeObject* kind, PyMemberDef* member)
     void PyType_Modified(PyTypeObject* kind)
     int T_OBJECT_EX, READONLY
@@ -248,22 +263,21 @@ def tuples(list rows, origin):
     return each
 
 
-cdef inline object _new_row(object row_type, Py_ssize_t width):
-    """A tuple of this class whose places are still empty: the caller fills them all."""
-    return PyTuple_New(width) if row_type is tuple else PyType_GenericAlloc(<PyTypeObject*>row_type, width)
-
-
 def name_rows(rows, row_type):
     cdef Py_ssize_t width = len(row_type._fields), place, index = 0
+    cdef bint scalars
     cdef list result = PyList_New(len(rows))
     for row in rows:
         if not isinstance(row, tuple) or PyTuple_GET_SIZE(<tuple>row) != width:
             raise ValueError(f"{row!r:.200} does not have {width} values")
-        named_row = _new_row(row_type, width)
+        named_row, scalars = untracked_row(<PyTypeObject*>row_type, width), True
         for place in range(width):
             value = <object>PyTuple_GET_ITEM(<tuple>row, place)
             Py_INCREF(value)
             PyTuple_SET_ITEM(<tuple>named_row, place, value)
+            scalars = scalars and is_scalar(value)
+        if not scalars:
+            PyObject_GC_Track(<void*>named_row)
         Py_INCREF(named_row)
         PyList_SET_ITEM(result, index, named_row)
         index += 1
@@ -291,20 +305,30 @@ cdef class QuickDict(dict):
 cdef enum:
     REMEMBERED = 4096  # strings of a decoder, a power of 2
     LONGEST = 32  # bytes of a string that is remembered
+    TRIED = 4  # of so many bodies, one tries whether strings come again
+
+
+cdef struct Remembered:
+    uint64_t mixed  # from its bytes: most strings that differ need no look at the string itself
+    PyObject* text
 
 
 @cython.final
 cdef class RowDecoder:
-    """Decodes chunk bodies. It remembers short strings: a string that comes again is the same object, with its hash."""
+    """Decodes chunk bodies. It remembers short strings: a string that comes again is the same object, with its hash. While fewer
+    than half of the strings come again, it tries that with few bodies only."""
 
     cdef object row_type, other
     cdef Py_ssize_t width  # -1: rows of any width
-    cdef PyObject** remembered
+    cdef Remembered* remembered
+    cdef Py_ssize_t known, fresh  # strings of the last body that were remembered, and that were not
+    cdef Py_ssize_t bodies
+    cdef bint remembers
     cdef const uint8_t* at
     cdef const uint8_t* end
 
     def __cinit__(self):
-        self.remembered = <PyObject**>PyMem_Calloc(REMEMBERED, sizeof(PyObject*))
+        self.remembered = <Remembered*>PyMem_Calloc(REMEMBERED, sizeof(Remembered))
         if self.remembered is NULL:
             raise MemoryError
 
@@ -316,7 +340,7 @@ cdef class RowDecoder:
         cdef Py_ssize_t place
         if self.remembered is not NULL:
             for place in range(REMEMBERED):
-                Py_XDECREF(self.remembered[place])
+                Py_XDECREF(self.remembered[place].text)
             PyMem_Free(self.remembered)
 
     def decode(self, body):
@@ -327,6 +351,10 @@ cdef class RowDecoder:
         try:
             self.at = <const uint8_t*>view.buf
             self.end = self.at + view.len
+            self.bodies += 1
+            self.remembers = self.known >= self.fresh or self.bodies % TRIED == 0
+            if self.remembers:
+                self.known = self.fresh = 0
             rows = self.plain()
         finally:
             PyBuffer_Release(&view)
@@ -377,7 +405,7 @@ cdef class RowDecoder:
         cdef Py_ssize_t width = self.length(), place
         if width < 0 or width > self.end - self.at or (width != self.width and self.width >= 0):
             return None
-        row = _new_row(self.row_type, width)
+        row = untracked_row(<PyTypeObject*>self.row_type, width)
         for place in range(width):  # a row that is given up has empty places, which a tuple may have until it is seen
             if not self.value(<PyObject*>row, place):
                 return None
@@ -452,7 +480,8 @@ cdef class RowDecoder:
         cdef Py_ssize_t length
         cdef uint64_t mixed = size
         cdef uint8_t all_bytes = 0
-        cdef PyObject* known
+        cdef PyObject* known = NULL
+        cdef Remembered* entry = NULL
         cdef Py_ssize_t index
         if size > <uint64_t>(self.end - start):
             return False
@@ -465,17 +494,21 @@ cdef class RowDecoder:
             mixed = mixed * 31 + start[index]
         if all_bytes & 0x80:
             return self.decoded(row, place, start, length)
-        mixed = (mixed ^ mixed >> 15) & (REMEMBERED - 1)
-        known = self.remembered[mixed]
-        if known is not NULL and PyUnicode_GET_LENGTH(<object>known) == length and not memcmp(
-                PyUnicode_DATA(<object>known), start, length):
-            return self.put(row, place, <object>known)
-        fresh = PyUnicode_New(length, 127)
-        memcpy(PyUnicode_DATA(fresh), start, length)
-        Py_INCREF(fresh)
-        self.remembered[mixed] = <PyObject*>fresh
-        Py_XDECREF(known)
-        return self.put(row, place, fresh)
+        if self.remembers:
+            entry = &self.remembered[(mixed ^ mixed >> 15) & (REMEMBERED - 1)]
+            known = entry.text
+            if known is not NULL and entry.mixed == mixed and PyUnicode_GET_LENGTH(<object>known) == length and not memcmp(
+                    PyUnicode_DATA(<object>known), start, length):
+                self.known += 1
+                return self.put(row, place, <object>known)
+            self.fresh += 1
+        text = PyUnicode_New(length, 127)
+        memcpy(PyUnicode_DATA(text), start, length)
+        if self.remembers:
+            Py_INCREF(text)
+            entry.mixed, entry.text = mixed, <PyObject*>text
+            Py_XDECREF(known)
+        return self.put(row, place, text)
 
     cdef bint decoded(self, PyObject* row, Py_ssize_t place, const uint8_t* start, Py_ssize_t length) except -1:
         try:
