@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,8 +22,30 @@ def _chosen() -> ModuleType:
     try:
         from millrace.hotpath import compiled
     except ImportError:  # no compiler where it was installed, or Spark has shipped the package as a zip file
-        return plain
+        return _shipped() or plain
     return compiled
+
+
+def _shipped() -> ModuleType | None:
+    """The compiled module from a file of its own on the path: Python imports none from a zip file. A file for another Python or
+    machine has another suffix."""
+    places = [Path(entry) / f"compiled{suffix}" for entry in sys.path if entry for suffix in EXTENSION_SUFFIXES]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        return None
+    spec = importlib.util.spec_from_file_location("millrace.hotpath.compiled", found)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError:  # it needs a library that is not here
+        return None
+    return module
+
+
+def compiled_file() -> Path | None:
+    """The file of the compiled module in use, to ship beside the package."""
+    return Path(_steps.__file__) if COMPILED and _steps.__file__ else None
 
 
 _steps = _chosen()
@@ -32,4 +58,5 @@ else:
     Tuple, tuples, name_rows = _steps.Tuple, _steps.tuples, _steps.name_rows
     QuickDict, RowDecoder = _steps.QuickDict, _steps.RowDecoder
 
-__all__ = ["COMPILED", "QuickDict", "RowDecoder", "Tuple", "buckets", "fast_emit", "name_rows", "plain_rows", "tuples"]
+__all__ = ["COMPILED", "QuickDict", "RowDecoder", "Tuple", "buckets", "compiled_file", "fast_emit", "name_rows", "plain_rows",
+           "tuples"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -249,6 +250,25 @@ def test_a_variable_chooses_python(variable: str) -> None:
     done = subprocess.run([sys.executable, "-c", asked], env={**os.environ, "MILLRACE_PURE_PYTHON": variable},
                           capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(bool(chosen.COMPILED and not variable))
+
+
+def test_the_compiled_steps_are_found_beside_a_zip_file(tmp_path: Path) -> None:
+    if chosen.compiled_file() is None:
+        pytest.skip("the compiled steps were not built")
+    package = project_root() / "src"
+    archive = shutil.make_archive(str(tmp_path / "millrace"), "zip", package, "millrace")
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    asked = ("from millrace.hotpath import steps; from millrace.api.tuple import Tuple; "
+             f"print(steps.__file__.startswith({archive!r}), steps.compiled_file(), Tuple.__module__)")
+    for copied in (False, True):
+        if copied:
+            shutil.copy(chosen.compiled_file() or "", shipped)
+        path = [archive, str(shipped), *(entry for entry in sys.path if entry and Path(entry) != package)]
+        done = subprocess.run([sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {asked}"], capture_output=True,
+                              text=True, check=True)
+        assert done.stdout.split()[0] == "True"
+        assert done.stdout.split()[1].startswith(str(shipped)) is copied
 
 
 def test_an_installation_with_a_compiler_has_the_compiled_steps() -> None:

@@ -24,6 +24,7 @@ import millrace
 from millrace.config import SPREAD_WAIT
 from millrace.control.pauses import doubled_pause
 from millrace.errors import NotEnoughSlots
+from millrace.hotpath.steps import compiled_file
 from millrace.runtime.leftovers import UsedDirectory, sweep
 from millrace.runtime.worker.process import WorkerSetup, run_worker
 from millrace.spark.cluster.identity import executor_id
@@ -370,6 +371,8 @@ def ship_code(context: SparkContext, modules: Iterable[str], installed: bool) ->
         return tuple(dict.fromkeys([*(str(path.parent) for path in places), *filter(None, sys.path[:1])]))
     for path in [_place(millrace), *places]:
         context.addPyFile(_archive(path))
+    if (compiled := compiled_file()) is not None:
+        context.addFile(str(compiled))
     return ()
 
 
