@@ -19,7 +19,7 @@ from millrace.schedulers.overload import relieves, rises
 from millrace.schedulers.partitioning.relief import busiest, relief_first, relief_in_words
 from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
-from millrace.schedulers.refining import with_less_overload
+from millrace.schedulers.rearranging import with_less_overload
 
 
 class Pair(NamedTuple):

@@ -23,7 +23,8 @@ from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
 from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Objective, Problem
-from millrace.schedulers.refining import NodeLimits, refined_nodes, with_less_overload
+from millrace.schedulers.rearranging import with_less_overload
+from millrace.schedulers.refining import NodeLimits, refined_nodes
 
 TASKS_WEIGHT = 1e-3  # of tasks beyond those that gamma allows, beside CPU and loop time beyond the limits
 

@@ -37,7 +37,7 @@ from millrace.model.cluster import Cluster
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.overload import NO_EXCESS, relieves, rises
+from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, fallen, relieves, rises
 from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
 
 PAYBACK_SECONDS = 300.0
@@ -82,12 +82,13 @@ class Thresholds:
         them."""
         moves = int((assignment != problem.current).sum())
         before, after = _excesses(problem, assignment, self.overload, lasting)
-        lower = problem.place_loads(assignment) <= problem.place_loads(problem.current) * (1 - self.min_gain)
-        if not lower[before > after].any():
-            return False
         full, left = _excesses(problem, assignment, 1.0, lasting)
-        return relieves(full, left, moves) or (not rises(full, left) and not self.overfills(problem, assignment)
-                                               and relieves(before, after, moves))
+        lower = problem.place_loads(assignment) <= problem.place_loads(problem.current) * (1 - self.min_gain)
+        if rises(full, left) or not lower[(before > after) | (full > left)].any():
+            return False
+        if fallen(full, left) > NO_EXCESS:
+            return max(fallen(full, left), fallen(before, after)) >= PER_MOVE * moves
+        return relieves(before, after, moves) and not self.overfills(problem, assignment)
 
     def overfills(self, problem: Problem, assignment: Ints) -> bool:
         """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be

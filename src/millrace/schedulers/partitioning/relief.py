@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.overload import PER_MOVE, threshold
+from millrace.schedulers.overload import PER_MOVE, rises, threshold
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
@@ -19,6 +19,7 @@ from millrace.schedulers.partitioning.room import (
 )
 from millrace.schedulers.placing import affinity, saving
 from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.rearranging import rearranged
 
 DIGITS = 9  # of an excess: the rest is rounding errors
 MUCH = 0.9  # a plan that leaves less than this share of the cost is worth its moves whatever it relieves
@@ -37,16 +38,35 @@ def relieved(problem: Problem, assignment: Ints, capacity: float, overload: floa
     return assignment
 
 
+def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+    """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged, at last all of them."""
+    share = overload or threshold(capacity)
+    found = [relieved(problem, assignment, capacity, share)]
+    for over, room in ((share, capacity), (1.0, 1.0)):
+        for slots in rearranged(problem, found[0], room, few_moves=True):
+            if not excess_with_memory(problem, found[-1], over):
+                break
+            found.append(relieved(problem, slots, capacity, share))
+    return min(found, key=lambda each: (*(burden := _burden(problem, each, share)).weighed, burden.cost))
+
+
 def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
     """The plan in force with the few moves that relieve its overload. `assignment` instead if it gains much traffic anyway, or
-    relieves more for its moves, or if there is nothing to relieve."""
+    relieves more for its moves, or if there is nothing to relieve; without what it would overload."""
     current, share = problem.current, overload or threshold(capacity)
-    if (current < 0).any() or not excess_with_memory(problem, current, share):
+    running = bool((current >= 0).all())
+    present = excess_with_memory(problem, current) if running else 0.0
+    if excess_with_memory(problem, assignment) > present:
+        assignment = fitted(problem, assignment, capacity, share)
+        if running and excess_with_memory(problem, assignment) > present:
+            assignment = current
+    if not running or not excess_with_memory(problem, current, share):
         return assignment
     now, then = _burden(problem, current, share), _burden(problem, assignment, share)
-    if then.cost < MUCH * now.cost and then.full <= now.full and then.excess <= now.excess:
+    if (then.cost < MUCH * now.cost and then.full <= now.full
+            and not rises(problem.excesses(current, share), problem.excesses(assignment, share))):
         return assignment
-    least = relieved(problem, current, capacity, share)
+    least = fitted(problem, current, capacity, share)
     few = _burden(problem, least, share)
     helps = few.weighed < now.weighed and (*few.weighed, few.cost) <= (*then.weighed, then.cost)
     return least if helps and (least != assignment).any() else assignment
