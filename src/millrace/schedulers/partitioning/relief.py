@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.overload import PER_MOVE, rises, threshold
+from millrace.schedulers.overload import PER_MOVE, relieves, rises, threshold
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
@@ -70,6 +70,17 @@ def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: 
     few = _burden(problem, least, share)
     helps = few.weighed < now.weighed and (*few.weighed, few.cost) <= (*then.weighed, then.cost)
     return least if helps and (least != assignment).any() else assignment
+
+
+def relieves_overload(problem: Problem, old: Ints, new: Ints, overload: float) -> bool:
+    """True if less is used than there is or, if that changes nothing, the excess beyond the share `overload` falls by enough for
+    the moves from the plan in force."""
+    before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
+    if relieves(before, after, moves=0):
+        return True
+    moves = int(((new != problem.current) & (problem.current >= 0)).sum())
+    over, left = (problem.excesses(assignment, overload, avoidable=True) for assignment in (old, new))
+    return not rises(before, after) and relieves(over, left, moves)
 
 
 def relief_in_words(problem: Problem, assignment: Ints) -> str:
