@@ -73,13 +73,13 @@ class Otd(Objective):
             return place_homeless(problem, self.packing)
         workers = _Workers.of(problem, load, self)
         move, reason = self._published(workers)
-        if self.nodes and self._leaves_overload(workers, move):
-            relief = self._relief(workers)
-            if relief is not None:
-                return problem.answer(*relief)
         assignment = problem.current.copy()
         if move is not None:
             assignment[move.task] = move.slot
+        if self.nodes and self._leaves_overload(problem, assignment):
+            relief = self._relief(workers)
+            if relief is not None:
+                return problem.answer(*relief)
         return problem.answer(assignment, reason)
 
     def _published(self, workers: _Workers) -> tuple[_Move | None, str]:
@@ -93,11 +93,12 @@ class Otd(Objective):
             return self._gather(workers)
         return None, "no worker is overloaded, and none has a low load"
 
-    def _leaves_overload(self, workers: _Workers, move: _Move | None) -> bool:
-        """True if a node is overloaded, or a worker and the move is none away from a high one."""
-        over = workers.problem.excesses(workers.problem.current, threshold(self.high)) > 0
-        relieving = move is not None and workers.high[workers.problem.current[move.task]]
-        return bool(over[len(workers.share):].any() or (over.any() and not relieving))
+    def _leaves_overload(self, problem: Problem, assignment: Ints) -> bool:
+        """True if a node is overloaded, or a worker and this assignment relieves nothing."""
+        share = threshold(self.high)
+        over = problem.excesses(problem.current, share) > 0
+        return bool(over[len(problem.slot_numbers):].any()
+                    or (over.any() and not relieves_overload(problem, problem.current, assignment, share)))
 
     def _relief(self, workers: _Workers) -> tuple[Ints, str] | None:
         """The moves that relieve nodes and workers: of those that relieve something by themselves the one that gains most traffic,

@@ -15,7 +15,13 @@ import numpy as np
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.partitioning.relief import busiest, relief_first, relief_in_words, relieves_overload
+from millrace.schedulers.partitioning.relief import (
+    busiest,
+    relief_first,
+    relief_in_words,
+    relieves_overload,
+    without_new_overload,
+)
 from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 from millrace.schedulers.rearranging import with_less_overload
@@ -226,6 +232,7 @@ def move_if_better(problem: Problem, assignment: Ints, limits: PairLimits) -> Sc
     assignment = relief = fewest_moves(problem, assignment)
     if not any(WORKERS.of(graph.config) for graph in problem.graphs):  # with a number of workers, pairs alone decide
         assignment = with_less_overload(problem, with_less_overload(problem, assignment, limits.limit))
+        assignment = without_new_overload(problem, assignment, limits.limit, limits.overload)
         relief = relief_first(problem, assignment, limits.limit, limits.overload)
     old, new = problem.figures(stay), problem.figures(assignment)
     change = (old.cost - new.cost) / old.cost if old.cost > 0 else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from millrace.schedulers.overload import PER_MOVE, relieves, rises, threshold
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
+    excess_of_memory,
     excess_with_memory,
     node_room,
     task_needs,
@@ -39,28 +41,37 @@ def relieved(problem: Problem, assignment: Ints, capacity: float, overload: floa
 
 
 def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
-    """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged, at last all of them."""
+    """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged until all fits, if they can be."""
     share = overload or threshold(capacity)
     found = [relieved(problem, assignment, capacity, share)]
     for over, room in ((share, capacity), (1.0, 1.0)):
-        for slots in rearranged(problem, found[0], room, few_moves=True):
-            if not excess_with_memory(problem, found[-1], over):
-                break
-            found.append(relieved(problem, slots, capacity, share))
+        if not any(_fits(problem, each, over) for each in found):
+            rearrangements = (relieved(problem, slots, capacity, share)
+                              for slots in rearranged(problem, found[0], room, few_moves=True))
+            found += islice((slots for slots in rearrangements if _fits(problem, slots, over)), 1)
     return min(found, key=lambda each: (*(burden := _burden(problem, each, share)).weighed, burden.cost))
+
+
+def _fits(problem: Problem, assignment: Ints, share: float) -> bool:
+    """True if no worker or node uses more than this share, or more memory than there is, except for a task that fits nowhere."""
+    return not problem.excesses(assignment, share, avoidable=True).any() and not excess_of_memory(problem, assignment)
+
+
+def without_new_overload(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+    """The assignment if it uses no more than there is, or no more than the plan in force does; else `fitted`, or that plan."""
+    running = bool((problem.current >= 0).all())
+    present = excess_with_memory(problem, problem.current) if running else 0.0
+    if excess_with_memory(problem, assignment) <= present:
+        return assignment
+    assignment = fitted(problem, assignment, capacity, overload)
+    return problem.current if running and excess_with_memory(problem, assignment) > present else assignment
 
 
 def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
     """The plan in force with the few moves that relieve its overload. `assignment` instead if it gains much traffic anyway, or
-    relieves more for its moves, or if there is nothing to relieve; without what it would overload."""
+    relieves more for its moves, or if there is nothing to relieve."""
     current, share = problem.current, overload or threshold(capacity)
-    running = bool((current >= 0).all())
-    present = excess_with_memory(problem, current) if running else 0.0
-    if excess_with_memory(problem, assignment) > present:
-        assignment = fitted(problem, assignment, capacity, share)
-        if running and excess_with_memory(problem, assignment) > present:
-            assignment = current
-    if not running or not excess_with_memory(problem, current, share):
+    if (current < 0).any() or not excess_with_memory(problem, current, share):
         return assignment
     now, then = _burden(problem, current, share), _burden(problem, assignment, share)
     if (then.cost < MUCH * now.cost and then.full <= now.full
