@@ -1,6 +1,7 @@
 """OTD, the online task deployment of N-Storm (Zhang et al., JCST 2024): moves one task each time it runs, the best.
 
-That move is chosen by `_Workers.best_move`. Several tasks move at once only to relieve an overload that no single move relieves.
+That move is chosen by `_Workers.best_move`. Several tasks move at once only to relieve an overload that no single move
+relieves.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Otd(Objective):
         if workers.high.any() and workers.low.any():
             return self._relieve(workers)
         if workers.high.any():
-            return None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded and no worker has a low load. "
-                          "Add workers, or lower the input")
+            return None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded and no worker has a low "
+                          "load. Add workers, or lower the input")
         if workers.low.any():
             return self._gather(workers)
         return None, "no worker is overloaded, and none has a low load"
@@ -101,8 +102,8 @@ class Otd(Objective):
                     or (over.any() and not relieves_overload(problem, problem.current, assignment, share)))
 
     def _relief(self, workers: _Workers) -> tuple[Ints, str] | None:
-        """The moves that relieve nodes and workers: of those that relieve something by themselves the one that gains most traffic,
-        else all of them. None if there are none, or a worker that they concern is settling."""
+        """The moves that relieve nodes and workers: of those that relieve something by themselves the one that gains most
+        traffic, else all of them. None if there are none, or a worker that they concern is settling."""
         problem, share = workers.problem, threshold(self.high)
         planned = fitted(problem, problem.current, self.high)
         tasks = np.flatnonzero(planned != problem.current)

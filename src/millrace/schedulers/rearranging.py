@@ -1,7 +1,7 @@
 """Placements with less overload than a given one, where moves of single tasks to places with room do not lead to them.
 
-Moves and exchanges that begin with it come first, then all tasks placed from scratch, the largest first: between nodes and, where
-the workers are what limits them, between workers.
+Moves and exchanges that begin with it come first, then all tasks placed from scratch, the largest first: between nodes, and
+then between workers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def rearranged(problem: Problem, assignment: Ints, capacity: float, few_moves: b
     the assignment move tasks only where that relieves something, whatever their traffic."""
     limits = NodeLimits.of(problem, capacity)
     with_memory, begin = limits.with_memory(problem), _silent(problem) if few_moves else problem
-    yield slots_within(problem, refined_nodes(begin, problem.nodes_of(assignment), with_memory, detours=few_moves))
+    yield slots_within(problem, refined_nodes(begin, problem.nodes_of(assignment), with_memory))
     packed = refined_nodes(problem, _packed(problem, limits), with_memory)
     yield fewest_moves(problem, slots_within(problem, packed))
     if problem.count * len(problem.slot_numbers) <= WORKERS:
         workers = _workers_as_nodes(problem, assignment)
         limits, begin = NodeLimits.of(workers, capacity), _silent(workers) if few_moves else workers
-        yield refined_nodes(begin, assignment, limits, detours=few_moves)
+        yield refined_nodes(begin, assignment, limits)
         yield fewest_moves(problem, refined_nodes(workers, _packed(workers, limits), limits))
 
 

@@ -41,7 +41,7 @@ def relieved(problem: Problem, assignment: Ints, capacity: float, overload: floa
 
 
 def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
-    """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged until all fits, if they can be."""
+    """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged so that all fit if possible."""
     share = overload or threshold(capacity)
     found = [relieved(problem, assignment, capacity, share)]
     for over, room in ((share, capacity), (1.0, 1.0)):
@@ -53,7 +53,7 @@ def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float 
 
 
 def _fits(problem: Problem, assignment: Ints, share: float) -> bool:
-    """True if no worker or node uses more than this share, or more memory than there is, except for a task that fits nowhere."""
+    """True if no worker or node uses more than this share, but for a task that fits nowhere, or more memory than there is."""
     return not problem.excesses(assignment, share, avoidable=True).any() and not excess_of_memory(problem, assignment)
 
 
@@ -84,8 +84,8 @@ def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: 
 
 
 def relieves_overload(problem: Problem, old: Ints, new: Ints, overload: float) -> bool:
-    """True if less is used than there is or, if that changes nothing, the excess beyond the share `overload` falls by enough for
-    the moves from the plan in force."""
+    """True if what is used beyond what there is falls or, if that changes nothing, the excess beyond the share `overload` falls
+    by enough for the moves from the plan in force."""
     before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
     if relieves(before, after, moves=0):
         return True
