@@ -20,7 +20,7 @@ from millrace.schedulers.partitioning.room import (
     worker_room,
 )
 from millrace.schedulers.placing import affinity, saving
-from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Figures, Flags, Floats, Ints, Problem
 from millrace.schedulers.rearranging import rearranged
 
 DIGITS = 9  # of an excess: the rest is rounding errors
@@ -45,11 +45,18 @@ def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float 
     share = overload or threshold(capacity)
     found = [relieved(problem, assignment, capacity, share)]
     for over, room in ((share, capacity), (1.0, 1.0)):
-        if not any(_fits(problem, each, over) for each in found):
+        if _may_fit(problem, over) and not any(_fits(problem, each, over) for each in found):
             rearrangements = (relieved(problem, slots, capacity, share)
                               for slots in rearranged(problem, found[0], room, few_moves=True))
             found += islice((slots for slots in rearrangements if _fits(problem, slots, over)), 1)
     return min(found, key=lambda each: (*(burden := _burden(problem, each, share)).weighed, burden.cost))
+
+
+def _may_fit(problem: Problem, share: float) -> bool:
+    """True if all nodes together have what all tasks need, within this share."""
+    nothing = np.full(problem.count, NOWHERE, dtype=np.int64)
+    needed = problem.needs.sum(axis=1) + problem.node_used(nothing).sum(axis=1)
+    return bool((needed <= problem.node_limit.sum(axis=1) * share * ROUNDING).all())
 
 
 def _fits(problem: Problem, assignment: Ints, share: float) -> bool:

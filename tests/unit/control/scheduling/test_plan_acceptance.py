@@ -45,4 +45,5 @@ def test_an_overload_must_fall_by_a_hundredth_for_every_move(tasks: tuple[float,
 def test_only_where_more_is_used_than_there_is_another_place_may_rise_above_the_threshold(tasks: tuple[float, ...],
                                                                                           worth_it: bool) -> None:
     # Of 1,050 MHz, or 990, on n0 850 are left. n1 has 860 then, above its 85 %.
-    assert accepted(situation((1000, 1000), tasks, (0, 0, 0, 1)), (0, 0, 1, 1), Thresholds(overload=0.85, fills=0.8)) == worth_it
+    limits = Thresholds(overload=0.85, fills=0.8)
+    assert accepted(situation((1000, 1000), tasks, (0, 0, 0, 1)), (0, 0, 1, 1), limits) == worth_it
