@@ -303,8 +303,9 @@ class ScheduleGenerator:
 
     def _evidence(self) -> Evidence:
         """Without a window there is only the estimate to go by."""
-        lasting = None if not self._windows or self._pressed else {place.where for place in self.overloaded()}
-        return Evidence(tuple(self._windows), tuple(self._group_windows), lasting, self.costs, self.policy.strategy)
+        lasting, beyond = (None if not self._windows or self._pressed else {place.where for place in self._watch.lasting(share)}
+                           for share in (self.overload, 1.0))
+        return Evidence(tuple(self._windows), tuple(self._group_windows), lasting, beyond, self.costs, self.policy.strategy)
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:
         """The scheduler raised, took too long or returned an invalid plan: the plan in force stays."""
