@@ -23,7 +23,7 @@ from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.partition import Cutting, polished
 from millrace.schedulers.partitioning.refinement import Ground, refined
-from millrace.schedulers.partitioning.relief import DIGITS, relief_first, relieved
+from millrace.schedulers.partitioning.relief import DIGITS, relief_first, relieved, without_new_overload
 from millrace.schedulers.partitioning.room import CPU, excess_with_memory, node_room, task_needs, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete
@@ -63,7 +63,7 @@ class Multilevel(Objective):
         if not len(problem.rate) and not problem.needs.any():  # nothing is measured yet
             return Even(spread_back=False).schedule(graphs, cluster, load, plan)
         levels = _Levels(problem, self)
-        assignment = relief_first(problem, levels.best(), self.capacity)
+        assignment = relief_first(problem, without_new_overload(problem, levels.best(), self.capacity), self.capacity)
         if (assignment == problem.current).all():
             now = problem.in_words(problem.cost(assignment))
             return problem.answer(assignment, f"the plan stays: {now}, and no plan found saves more than move_cost = "

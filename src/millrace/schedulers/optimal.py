@@ -23,7 +23,7 @@ from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
 from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Objective, Problem
-from millrace.schedulers.refining import with_less_overload
+from millrace.schedulers.rearranging import with_less_overload
 
 ConstraintRows = tuple[csr_array, Floats, Floats]  # matrix, least and most of each row
 

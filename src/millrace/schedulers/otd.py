@@ -1,6 +1,7 @@
-"""OTD, the online task deployment of N-Storm (Zhang et al., JCST 2024): moves at most one task each time it runs.
+"""OTD, the online task deployment of N-Storm (Zhang et al., JCST 2024): moves one task each time it runs, the best.
 
-The one best move is chosen by `_Workers.best_move`.
+That move is chosen by `_Workers.best_move`. Several tasks move at once only to relieve an overload that no single move
+relieves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.overload import threshold
 from millrace.schedulers.parameters import check_parameters, parameter
+from millrace.schedulers.partitioning.relief import fitted, relief_in_words, relieves_overload
 from millrace.schedulers.placing import place_homeless, slot_saving
 from millrace.schedulers.problem import COST, ROUNDING, Flags, Floats, Ints, Objective, Problem
 
@@ -29,6 +31,10 @@ class Otd(Objective):
     insufficient. If there are only low ones, a task moves to where most of its traffic is, if that gains enough. Otherwise
     nothing moves. Workers that are less than 0.05 above `high`, or have no task that could move, do not keep others from
     moving tasks for their traffic.
+
+    With `nodes`, unlike in the paper, overloaded nodes come first, and a worker for which there is no such move is relieved,
+    too: of the few moves that together relieve them, the one that gains most traffic and relieves something by itself is made,
+    or if there is none, all of them.
 
     A balancing move leaves both workers below the load that the source had, and a move for the traffic makes no worker high,
     so under a constant load the moves come to an end.
@@ -43,6 +49,8 @@ class Otd(Objective):
     queue_low: int = parameter(1_000, "Queues are short up to this many tuples waiting for one task.", low=0)
     threshold: float = parameter(1.0, "Minimum traffic, in tuples per second, that a move without overload must make local.",
                                  low=0.0)
+
+    nodes: bool = parameter(True, "Also relieve nodes, and workers for which there is no single move. False: as in the paper.")
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
     WEIGHS_ITSELF: ClassVar[bool] = True
@@ -65,19 +73,50 @@ class Otd(Objective):
         if (problem.current < 0).any():  # tasks without a worker come first: their effect is not measured yet
             return place_homeless(problem, self.packing)
         workers = _Workers.of(problem, load, self)
-        if workers.high.any() and workers.low.any():
-            move, reason = self._relieve(workers)
-        elif workers.high.any():
-            move, reason = None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded and no worker has "
-                                  "a low load. Add workers, or lower the input")
-        elif workers.low.any():
-            move, reason = self._gather(workers)
-        else:
-            move, reason = None, "no worker is overloaded, and none has a low load"
+        move, reason = self._published(workers)
         assignment = problem.current.copy()
         if move is not None:
             assignment[move.task] = move.slot
+        if self.nodes and self._leaves_overload(problem, assignment):
+            relief = self._relief(workers)
+            if relief is not None:
+                return problem.answer(*relief)
         return problem.answer(assignment, reason)
+
+    def _published(self, workers: _Workers) -> tuple[_Move | None, str]:
+        """The move of the paper's algorithm, or None, and the reason."""
+        if workers.high.any() and workers.low.any():
+            return self._relieve(workers)
+        if workers.high.any():
+            return None, (f"resources are insufficient: {_numbers(workers, workers.high)} overloaded and no worker has a low "
+                          "load. Add workers, or lower the input")
+        if workers.low.any():
+            return self._gather(workers)
+        return None, "no worker is overloaded, and none has a low load"
+
+    def _leaves_overload(self, problem: Problem, assignment: Ints) -> bool:
+        """True if a node is overloaded, or a worker and this assignment relieves nothing."""
+        share = threshold(self.high)
+        over = problem.excesses(problem.current, share) > 0
+        return bool(over[len(problem.slot_numbers):].any()
+                    or (over.any() and not relieves_overload(problem, problem.current, assignment, share)))
+
+    def _relief(self, workers: _Workers) -> tuple[Ints, str] | None:
+        """The moves that relieve nodes and workers: of those that relieve something by themselves the one that gains most
+        traffic, else all of them. None if there are none, or a worker that they concern is settling."""
+        problem, share = workers.problem, threshold(self.high)
+        planned = fitted(problem, problem.current, self.high)
+        tasks = np.flatnonzero(planned != problem.current)
+        if workers.settling[np.append(planned[tasks], problem.current[tasks])].any():
+            return None
+        for move in sorted((workers.move_of(task, int(planned[task])) for task in tasks.tolist()), key=lambda move: -move.gain):
+            alone = problem.current.copy()
+            alone[move.task] = move.slot
+            if relieves_overload(problem, problem.current, alone, share):
+                return alone, f"{workers.describe(move)}: {relief_in_words(problem, alone)}"
+        if relieves_overload(problem, problem.current, planned, share):
+            return planned, relief_in_words(problem, planned)
+        return None
 
     def _relieve(self, workers: _Workers) -> tuple[_Move | None, str]:
         """Moves a task away from a high worker. One that is only a little above `high` is not yet overloaded where plans are
@@ -182,6 +221,11 @@ class _Workers:
                 if best is None or rank < best[0]:
                     best = rank, _Move(task, int(targets[target]), float(gain[target]))
         return best[1] if best else None
+
+    def move_of(self, task: int, slot: int) -> _Move:
+        """The move of this task to this slot."""
+        saved = slot_saving(self.problem, task, self.problem.current, np.array([slot, self.problem.current[task]]))
+        return _Move(task, slot, float(saved[0] - saved[1]))
 
     def targets(self) -> Ints:
         """The least loaded low worker of each node; all low ones if traffic between workers of a node counts."""

@@ -50,8 +50,13 @@ def needs_alone(needs: Shares, places: PlaceNumbers, has: Shares, share: float) 
 def relieves(before: Shares, after: Shares, moves: int) -> bool:
     """True if moves relieve an overload: the excess of all places falls by enough for the number of moves, and that of none
     rises."""
-    fallen = float(before.sum() - after.sum())
-    return fallen > NO_EXCESS and fallen >= PER_MOVE * moves and not rises(before, after)
+    less = fallen(before, after)
+    return less > NO_EXCESS and less >= PER_MOVE * moves and not rises(before, after)
+
+
+def fallen(before: Shares, after: Shares) -> float:
+    """By how much the excess of all places together falls."""
+    return float(before.sum() - after.sum())
 
 
 def rises(before: Shares, after: Shares) -> bool:

@@ -15,11 +15,16 @@ import numpy as np
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import relieves, rises
-from millrace.schedulers.partitioning.relief import busiest, relief_first, relief_in_words
+from millrace.schedulers.partitioning.relief import (
+    busiest,
+    relief_first,
+    relief_in_words,
+    relieves_overload,
+    without_new_overload,
+)
 from millrace.schedulers.placing import complete, fewest_moves
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
-from millrace.schedulers.refining import with_less_overload
+from millrace.schedulers.rearranging import with_less_overload
 
 
 class Pair(NamedTuple):
@@ -227,13 +232,14 @@ def move_if_better(problem: Problem, assignment: Ints, limits: PairLimits) -> Sc
     assignment = relief = fewest_moves(problem, assignment)
     if not any(WORKERS.of(graph.config) for graph in problem.graphs):  # with a number of workers, pairs alone decide
         assignment = with_less_overload(problem, with_less_overload(problem, assignment, limits.limit))
+        assignment = without_new_overload(problem, assignment, limits.limit, limits.overload)
         relief = relief_first(problem, assignment, limits.limit, limits.overload)
     old, new = problem.figures(stay), problem.figures(assignment)
     change = (old.cost - new.cost) / old.cost if old.cost > 0 else 0.0
     gain = f"{problem.in_words(old.cost)} could become {new.cost:,.0f} ({change:.1%} less)"
     missing = int((problem.current < 0).sum())
     placed = f"; {missing} tasks that had no worker are placed" if missing else ""
-    if limits.relieves(problem, stay, relief):
+    if relieves_overload(problem, stay, relief, limits.overload):
         return problem.answer(relief, f"{relief_in_words(problem, relief)}{placed}", limits.limit)
     if not limits.enough(change):
         return problem.answer(stay, f"{gain}: {'more than' if limits.more else 'at least'} {limits.least:.1%} is "
@@ -260,15 +266,6 @@ class PairLimits:
     def overloads(self, problem: Problem, old: Ints, new: Ints) -> bool:
         """True if more than `limit`, or more than there is, is used beyond what is now."""
         return any(problem.excess(new, share) > problem.excess(old, share) * ROUNDING for share in (self.limit, 1.0))
-
-    def relieves(self, problem: Problem, old: Ints, new: Ints) -> bool:
-        """True if less is used than there is or, if that changes nothing, an overload falls by enough for the moves."""
-        before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
-        if relieves(before, after, moves=0):
-            return True
-        moves = int(((new != problem.current) & (problem.current >= 0)).sum())
-        over, left = (problem.excesses(assignment, self.overload, avoidable=True) for assignment in (old, new))
-        return not rises(before, after) and relieves(over, left, moves)
 
 
 def _slot_bins(problem: Problem, limit: float) -> Bins:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.schedulers.overload import beyond
-from millrace.schedulers.placing import by_size, slots_within
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 LARGEST = 30_000_000  # tasks × nodes: beyond it the table of costs would need more than 240 MB, and nothing is improved
@@ -43,9 +42,16 @@ class NodeLimits:
 
     def with_counts(self, taken: Floats, most: float, weight: float) -> NodeLimits:
         """A further row: at most so many tasks on each node."""
-        nodes = self.most.shape[1]
-        return NodeLimits(np.vstack([self.needs, np.ones(self.needs.shape[1])]), np.vstack([self.taken, taken]),
-                          np.vstack([self.most, np.full(nodes, most)]), np.append(self.weight, weight))
+        return self.with_row(np.ones(self.needs.shape[1]), taken, np.full(self.most.shape[1], most), weight)
+
+    def with_memory(self, problem: Problem) -> NodeLimits:
+        """A further row: the memory of each node."""
+        return self.with_row(problem.memory, problem.node_memory_taken, problem.node_memory, 1.0)
+
+    def with_row(self, need: Floats, taken: Floats, most: Floats, weight: float) -> NodeLimits:
+        """A further resource: what each task needs, and what others use and all may use on each node."""
+        return NodeLimits(np.vstack([self.needs, need]), np.vstack([self.taken, taken]), np.vstack([self.most, most]),
+                          np.append(self.weight, weight))
 
 
 class _Change(NamedTuple):
@@ -68,35 +74,7 @@ def refined_nodes(problem: Problem, nodes: Ints, limits: NodeLimits, movable: Fl
     return search.nodes
 
 
-def with_less_overload(problem: Problem, assignment: Ints, capacity: float = 1.0) -> Ints:
-    """The assignment, or one with less overload if there is one to be found: by moves and exchanges that begin with it, and
-    with all tasks placed from scratch, the largest first."""
-    if problem.excess(assignment, capacity) <= _unavoidable(problem) * ROUNDING:
-        return assignment
-    limits = NodeLimits.of(problem, capacity)
-    starts = [problem.nodes_of(assignment), _packed(problem, limits)]
-    found = [assignment, *(slots_within(problem, refined_nodes(problem, nodes, limits)) for nodes in starts)]
-    return min(found, key=lambda each: (problem.excess(each, capacity), problem.cost(each)))
-
-
-def _unavoidable(problem: Problem) -> float:
-    """The least excess of any placement: that of tasks which need more than any worker has."""
-    most = problem.slot_limit.max(axis=1, initial=0.0)
-    return float((np.maximum(problem.needs - most[:, np.newaxis], 0.0).sum(axis=1) / np.maximum(most, 1e-9)).sum())
-
-
-def _packed(problem: Problem, limits: NodeLimits) -> Ints:
-    """All tasks from scratch, the largest first, each on the node that has most room left."""
-    nodes = problem.nodes_of(problem.pinned_only)
-    used, scale = _used(nodes, limits), 1 / np.maximum(limits.most, 1e-9).max(axis=1)
-    for task in by_size(problem, np.flatnonzero(nodes < 0)).tolist():
-        room = ((limits.most - used - limits.needs[:, task, np.newaxis]) * scale[:, np.newaxis]).min(axis=0)
-        nodes[task] = room.argmax()
-        used[:, nodes[task]] += limits.needs[:, task]
-    return nodes
-
-
-def _used(nodes: Ints, limits: NodeLimits) -> Floats:
+def used_of(nodes: Ints, limits: NodeLimits) -> Floats:
     """(rows, nodes): resources in use, including those of other topologies."""
     placed, count = nodes >= 0, limits.most.shape[1]
     own = [np.bincount(nodes[placed], weights=row[placed], minlength=count) for row in limits.needs]
@@ -112,7 +90,7 @@ class _Search:
         self.start, self.others, self.rates = problem.neighbours
         self.most = limits.most * ROUNDING
         self.scale = np.maximum(limits.most, 1e-9).max(axis=1) / limits.weight
-        self.used = _used(nodes, limits)
+        self.used = used_of(nodes, limits)
         self.excess = self.overload(self.used, self.most)
         self.least_gain = NEGLIGIBLE * max(float(problem.rate.sum()), 1e-9)
         near = np.zeros((problem.count, problem.nodes))

@@ -18,7 +18,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.demands import demands
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.partitioning.relief import relieved
+from millrace.schedulers.partitioning.relief import fitted
 from millrace.schedulers.placing import SlotBoard
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Floats, Ints, Problem
 
@@ -70,7 +70,7 @@ class ResourceAware:
             first += len(graph.tasks())
         if free.missing:
             return problem.cannot_place(np.array(sorted(free.missing)), free.lack(homeless))
-        assignment = relieved(problem, free.relieved(), self.capacity) if relieve else free.assignment
+        assignment = fitted(problem, free.relieved(), self.capacity) if relieve else free.assignment
         moved = int(((assignment != problem.current) & ~homeless).sum())
         placed = int(homeless.sum())
         parts = [f"{placed} tasks placed by memory, CPU and distance"] if placed else []

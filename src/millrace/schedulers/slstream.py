@@ -21,7 +21,7 @@ from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import allowed_nodes, also_placed, match, moves
 from millrace.schedulers.partitioning.partition import NEGLIGIBLE, Cost, Cutting, polished
 from millrace.schedulers.partitioning.qpso import swarm
-from millrace.schedulers.partitioning.relief import relief_first, relieved
+from millrace.schedulers.partitioning.relief import relief_first, relieved, without_new_overload
 from millrace.schedulers.partitioning.room import CPU, MEMORY, excess_with_memory, node_room, task_needs, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete, slots_within
@@ -83,7 +83,7 @@ class SlStream(Objective):
         if assignment is None:
             return problem.answer(kept, "the plan stays: the subgraphs cannot be matched to nodes that have room for them: "
                                         + _amounts(cutting, best) + also_placed(problem))
-        assignment = relief_first(problem, assignment, self.capacity)
+        assignment = relief_first(problem, without_new_overload(problem, assignment, self.capacity), self.capacity)
         now, then = self.rated(problem, kept), self.rated(problem, assignment)
         running = (problem.current >= 0).any()  # a first placement moves nothing, so no gain is required
         if running and not self.worth_moving(now, then):

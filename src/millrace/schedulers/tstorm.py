@@ -20,10 +20,11 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
 from millrace.schedulers.parameters import check_parameters, parameter
-from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
+from millrace.schedulers.partitioning.relief import relief_first, relief_in_words, without_new_overload
 from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Objective, Problem
-from millrace.schedulers.refining import NodeLimits, refined_nodes, with_less_overload
+from millrace.schedulers.rearranging import with_less_overload
+from millrace.schedulers.refining import NodeLimits, refined_nodes
 
 TASKS_WEIGHT = 1e-3  # of tasks beyond those that gamma allows, beside CPU and loop time beyond the limits
 
@@ -67,6 +68,7 @@ class TStorm(Objective):
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
         assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
         if self.cores:
+            assignment = without_new_overload(problem, assignment, self.capacity)
             relief = relief_first(problem, assignment, self.capacity)
             reason = relief_in_words(problem, relief) if relief is not assignment else reason
             assignment = relief

@@ -212,7 +212,7 @@ def test_the_verbs(stream: Stream, cli: Cli, tmp_path: Path) -> None:
 
 def test_records_outlive_the_master(cluster: ForkedCluster, stream: Stream) -> None:
     record = move(stream, len(stream.recorded()))
-    history = cluster.master.scheduling._history
+    history = cluster.master.scheduling.records.open()
     assert history is not None and history.flush(SECONDS)
     kept = history.migrations(1)[0]
     assert kept["timeline"] and {name: value for name, value in kept.items() if name != "timeline"} == record

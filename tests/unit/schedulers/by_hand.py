@@ -19,6 +19,11 @@ def cluster(cores: int = 4, mhz: float = 1000.0, memory_mb: int = 4096, links: M
                    tuple(Slot(name, f"e{number}", number) for name, numbers in slots.items() for number in numbers), pairs)
 
 
+def one_core(**slots: list[int]) -> Cluster:
+    """The same with one core of 1,000 MHz on each node, which its workers share."""
+    return cluster(cores=1, **slots)
+
+
 def graph(name: str = "t", config: dict[str, object] | None = None, pinned: str = "", blocking: str = "",
           **pars: int) -> TopologyGraph:
     """`graph(a=2, b=3)`: components in a line, the first a spout, and how many tasks each has. Those in `pinned` cannot move,

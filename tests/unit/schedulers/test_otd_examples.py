@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from by_hand import cluster, graph, load, plan
+from by_hand import cluster, graph, load, one_core, plan
 
+from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, NoChange
 from millrace.schedulers.otd import Otd
 
@@ -91,3 +92,45 @@ def test_tasks_without_a_worker_are_placed_first() -> None:
     assert isinstance(result, NewPlan)
     assert result.plans == {"t": plan(2, a=[0, 0], b=[1])}  # n1, where a1 is; worker 1, as worker 0 has no room
     assert result.reason == "1 tasks that had no worker are placed"
+
+
+# -- beyond the paper: nodes, and overloads that no single move relieves -------------------------------------------------
+
+
+CROWDED = one_core(n1=[0, 1], n2=[2])
+
+
+def test_a_task_leaves_an_overloaded_node_although_none_of_its_workers_is() -> None:
+    # n1 has one core of 1,000 MHz for 500 + 450 = 95 %, above 85 %; its workers use 50 and 45 %. a0 gains 5 on n2, a1 nothing.
+    question = [graph(a=2, b=1)], CROWDED, {"t": load({"a0 b0": 5.0}, a0=500, a1=450, b0=100)}, {"t": plan(a=[0, 1], b=[2])}
+    result = Otd(threshold=9.0).schedule(*question)
+    assert isinstance(result, NewPlan)
+    assert result.plans == {"t": plan(2, a=[2, 1], b=[2])}
+    assert result.reason.startswith("a[0] of 't' goes from worker 0 to 2, which makes 5.0 tuples/s more local: an overload is "
+                                    "relieved: 95% of a node")
+    assert isinstance(Otd(threshold=9.0, nodes=False).schedule(*question), NoChange), "as in the paper"
+
+
+def test_of_the_moves_that_relieve_a_node_one_is_made_at_a_time() -> None:
+    # 2,000 MHz on n1 of four tasks: three have to leave before it has no more than 85 %, and each relieves something.
+    nodes, busy = one_core(n1=[0, 1], n2=[2], n3=[3], n4=[4]), {"t": load(a0=500, a1=500, a2=500, a3=500)}
+    current, moved = plan(a=[0, 0, 1, 1]), []
+    while isinstance(result := Otd().schedule([graph(a=4)], nodes, busy, {"t": current}), NewPlan):
+        moved.append(len(Plan.diff(current, result.plans["t"]).moved))
+        current = result.plans["t"]
+    assert moved == [1, 1, 1] and sorted(current.placement.values()) in ([0, 2, 3, 4], [1, 2, 3, 4])
+
+
+def test_two_tasks_change_places_where_no_single_move_relieves_anything() -> None:
+    # n1 has 600 + 500 = 110 %, n2 450 + 350 = 80 %: whichever task goes, n2 has too much then.
+    question = ([graph(a=2, b=2)], one_core(n1=[0], n2=[1]), {"t": load(a0=600, a1=500, b0=450, b1=350)},
+                {"t": plan(a=[0, 0], b=[1, 1])})
+    result = Otd().schedule(*question)
+    assert isinstance(result, NewPlan) and not result.overload
+    assert len(Plan.diff(plan(a=[0, 0], b=[1, 1]), result.plans["t"]).moved) == 2
+    assert isinstance(Otd(nodes=False).schedule(*question), NoChange), "as in the paper"
+
+
+def test_a_node_waits_for_the_effect_of_a_task_that_was_moved_just_now() -> None:
+    settling = load(settling=("a0",), a0=500, a1=450)
+    assert isinstance(Otd().schedule([graph(a=2)], CROWDED, {"t": settling}, {"t": plan(a=[0, 1])}), NoChange)

@@ -114,3 +114,19 @@ def test_lost_tasks_are_placed_without_moving_others() -> None:
     seen = load(memory={"a0": 700, "a1": 500, "a2": 50})
     result = ResourceAware().place([graph(a=3)], SMALL, {"t": seen}, {"t": plan(a=[0, 0, 9])})
     assert isinstance(result, NewPlan) and result.plans == {"t": plan(2, a=[0, 0, 1])}
+
+
+def test_tasks_make_room_for_one_that_fits_only_on_their_node() -> None:
+    # n2 has 800 MHz and needs 900. Only n1 can have them, if its 400 and 300 go to n2; no move or exchange is possible before.
+    nodes = Cluster((Node("n1", 1, 1000.0, 4096), Node("n2", 1, 800.0, 4096)), (Slot("n1", "e0", 0), Slot("n2", "e1", 1)))
+    seen = load(memory={"a0": 10, "b0": 10, "b1": 10}, a0=900.0, b0=400.0, b1=300.0)
+    result = ResourceAware().schedule([graph(a=1, b=2)], nodes, {"t": seen}, {"t": plan(a=[1], b=[0, 0])})
+    assert isinstance(result, NewPlan) and not result.overload
+    assert result.plans == {"t": plan(2, a=[0], b=[1, 1])}
+
+
+def test_tasks_are_not_rearranged_beyond_the_memory_of_a_node() -> None:
+    nodes = Cluster((Node("n1", 1, 1000.0, 4096), Node("n2", 1, 800.0, 100)), (Slot("n1", "e0", 0), Slot("n2", "e1", 1)))
+    seen = load(memory={"a0": 10, "b0": 90, "b1": 90}, a0=900.0, b0=400.0, b1=300.0)
+    result = ResourceAware().schedule([graph(a=1, b=2)], nodes, {"t": seen}, {"t": plan(a=[1], b=[0, 0])})
+    assert isinstance(result, NoChange)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from millrace.model.cluster import Cluster
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.overload import NO_EXCESS, relieves, rises
+from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, fallen, relieves, rises
 from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
 
 PAYBACK_SECONDS = 300.0
@@ -64,6 +64,14 @@ class Settled:
         return DAMPING * min(self.moved, 1.0)
 
 
+class Lasting(NamedTuple):
+    """(slots + nodes) each, in the order of `Problem.excesses`: the places whose overload lasts, and those that have for some
+    windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
+
+    overloaded: Flags
+    beyond: Flags
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """Limits that a plan is held against. `overload`: share of the CPU of a node or worker, or of a worker's time, that counts
@@ -76,18 +84,19 @@ class Thresholds:
     payback: float = PAYBACK_SECONDS
     settled: Settled = field(default_factory=lambda: Settled())
 
-    def relieves(self, problem: Problem, assignment: Ints, lasting: Flags) -> bool:
+    def relieves(self, problem: Problem, assignment: Ints, lasting: Lasting) -> bool:
         """True if the plan relieves some of the `lasting` overloads by enough for its moves, and neither makes nor worsens
         another one. Where more is used than there is, places may be filled to the last; else no further than a scheduler fills
         them."""
         moves = int((assignment != problem.current).sum())
-        before, after = _excesses(problem, assignment, self.overload, lasting)
+        before, after = _excesses(problem, assignment, self.overload, lasting.overloaded)
+        full, left = _excesses(problem, assignment, 1.0, lasting.beyond)
         lower = problem.place_loads(assignment) <= problem.place_loads(problem.current) * (1 - self.min_gain)
-        if not lower[before > after].any():
+        if rises(full, left) or not lower[(before > after) | (full > left)].any():
             return False
-        full, left = _excesses(problem, assignment, 1.0, lasting)
-        return relieves(full, left, moves) or (not rises(full, left) and not self.overfills(problem, assignment)
-                                               and relieves(before, after, moves))
+        if fallen(full, left) > NO_EXCESS:
+            return max(fallen(full, left), fallen(before, after)) >= PER_MOVE * moves
+        return relieves(before, after, moves) and not self.overfills(problem, assignment)
 
     def overfills(self, problem: Problem, assignment: Ints) -> bool:
         """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
@@ -111,21 +120,22 @@ def _excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) 
 class Evidence:
     """Measurements beyond the estimated load. `windows`: the last ones as measured, the oldest first; `group_windows`: more of
     them, with the loads of key groups only. `overloaded`: the places whose overload has lasted for some windows, as
-    `PlaceLoad.where` names them; None if any of them may be relieved. `costs` of moves by `strategy`. Without evidence the
-    estimate is all there is: it is not checked against noise."""
+    `PlaceLoad.where` names them, and `beyond`: those that needed more than they have; None if any may be relieved. `costs` of
+    moves by `strategy`. Without evidence the estimate is all there is: it is not checked against noise."""
 
     windows: Sequence[WindowLoads] = ()
     group_windows: Sequence[WindowLoads] = ()
     overloaded: Collection[str] | None = None
+    beyond: Collection[str] | None = None
     costs: MoveCosts = field(default_factory=MoveCosts)
     strategy: str = BY_HANDOVER
 
-    def lasting(self, problem: Problem, cluster: Cluster) -> Flags:
-        """(slots + nodes): the places whose overload lasts, in the order of `Problem.excesses`. An overload of a machine is one
-        of each of its nodes."""
+    def lasting(self, problem: Problem, cluster: Cluster) -> Lasting:
+        """The places whose overload lasts. An overload of a machine is one of each of its nodes."""
         places = places_of_nodes(cluster)
         names = [*(f"worker {number}" for number in problem.slot_numbers), *(places[name] for name in problem.node_names)]
-        return np.array([self.overloaded is None or name in self.overloaded for name in names], dtype=bool)
+        return Lasting(*(np.array([which is None or name in which for name in names], dtype=bool)
+                         for which in (self.overloaded, self.beyond)))
 
 
 @dataclass(frozen=True)

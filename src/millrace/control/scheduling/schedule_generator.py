@@ -28,7 +28,7 @@ from millrace.schedulers.balance import Balance, skew
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.overload import HIGHEST, MARGIN, threshold
 from millrace.schedulers.parameters import check_parameters, parameter, parameters_of, with_parameters
-from millrace.schedulers.problem import Problem
+from millrace.schedulers.problem import COST, Problem
 from millrace.schedulers.registry import COOL_DOWN_SECONDS, PACKING, traits
 
 DECISIONS_KEPT = 200
@@ -106,6 +106,11 @@ class Choice:
     def objective(self) -> dict[str, Any]:
         """The objective that it minimises, as arguments of `Problem.of`."""
         return {name: self.parameters[name] for name in OBJECTIVE if name in self.parameters}
+
+    @property
+    def needs_links(self) -> bool:
+        """True if its plans may depend on the costs of links. What a user's own scheduler reads is not known."""
+        return ":" in self.name or self.objective.get("minimise") == COST
 
 
 @dataclass(frozen=True)
@@ -298,8 +303,9 @@ class ScheduleGenerator:
 
     def _evidence(self) -> Evidence:
         """Without a window there is only the estimate to go by."""
-        lasting = None if not self._windows or self._pressed else {place.where for place in self.overloaded()}
-        return Evidence(tuple(self._windows), tuple(self._group_windows), lasting, self.costs, self.policy.strategy)
+        lasting, beyond = (None if not self._windows or self._pressed else {place.where for place in self._watch.lasting(share)}
+                           for share in (self.overload, 1.0))
+        return Evidence(tuple(self._windows), tuple(self._group_windows), lasting, beyond, self.costs, self.policy.strategy)
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:
         """The scheduler raised, took too long or returned an invalid plan: the plan in force stays."""

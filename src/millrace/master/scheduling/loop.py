@@ -18,18 +18,16 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.config import (
     AGENT_POLL,
-    HISTORY,
-    HISTORY_RETENTION,
     LOAD_PERIOD,
     MIGRATION_STABLE,
     MIGRATION_WATCH,
     WORKER_POLL,
 )
-from millrace.control.events import ClusterMeasured, Event, LoadEstimated, Replanned, Say, SchedulerChosen
+from millrace.control.events import ClusterMeasured, LoadEstimated, Replanned, Say, SchedulerChosen
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
 from millrace.control.scheduling.bottlenecks import Bottlenecks
@@ -53,33 +51,29 @@ from millrace.control.submission import ackers_for
 from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import PAUSED, RUNNING
 from millrace.control.workers import machine_of
-from millrace.elastic.elastic_decision import ElasticDecision
 from millrace.errors import BadParameter, MillraceError, SchedulerFailed, StalePlan
 from millrace.master.failures import Failures
 from millrace.master.load.cluster_links import NO_COSTS, ClusterLinks
-from millrace.master.load.history import History, default_history_url
+from millrace.master.load.history import History
 from millrace.master.load.history_tables import PastWindow
 from millrace.master.load.migration_log import MigrationLog, replay_seconds
-from millrace.master.load.monitor import LoadMonitor, WorkerMeters
-from millrace.master.load.observed import TopologyObserved
+from millrace.master.load.monitor import LoadMonitor
 from millrace.master.load.other_processes import OtherProcesses
 from millrace.master.scheduling.elastic import Elasticity
 from millrace.master.scheduling.estimates import LoadEstimates, load_of_run
-from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess
-from millrace.master.state_view import MasterView
+from millrace.master.scheduling.port import SchedulingPort
+from millrace.master.scheduling.records import Records
+from millrace.master.scheduling.scheduler_process import SchedulerAnswer, SchedulerProcess, checked_answer
 from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import parameters_of
-from millrace.schedulers.problem import COST
 from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
-from millrace.schedulers.rules import check_result, result_from_json
 
 log = logging.getLogger("millrace.master")
 OFF = "off"  # no scheduler: tasks stay where they were first placed, and move only when their worker is lost
-KEEP_NOTHING = "none"
 DECISIONS_REMEMBERED = 20  # by earlier masters of the same cluster
 MIGRATIONS_REMEMBERED = 100
 CHECK_SECONDS = 30.0  # to import and construct a user's scheduler
@@ -88,46 +82,14 @@ OF_CHOICE = ("period", "weighs_itself", "cool_down", "packing")
 NOTHING_CHOSEN = Choice(OFF, {}, PERIOD_SECONDS)
 
 
-class Process(Protocol):
-    """A process that reports for a slot: a worker, or a Spark executor."""
-
-    meters: WorkerMeters | None
-
-
-class SchedulingPort(Protocol):
-    """The part of the master that the scheduling loop uses."""
-
-    @property
-    def state(self) -> MasterView:
-        """Workers, topologies and plans."""
-
-    @property
-    def observed(self) -> Mapping[str, TopologyObserved]:
-        """Reports of the tasks, by topology."""
-
-    def processes(self) -> Mapping[int, Process]:
-        """All processes that report, by slot."""
-
-    def tell(self, event: Event) -> None:
-        """Let the master decide on an event."""
-
-    def say(self, message: Say) -> None:
-        """Report something to users."""
-
-    def call(self, work: Callable[[], Any]) -> Any:
-        """Run the work on the master's thread; callable from any thread."""
-
-
 class SchedulingLoop:
     """Called on the master's thread. `cluster`: name of the cluster, for the history."""
 
     def __init__(self, cluster: str, settings: Mapping[str, Any], port: SchedulingPort) -> None:
-        self._cluster, self._port = cluster, port
+        self._port = port
         self._window_seconds: float = LOAD_PERIOD.of(settings)
         self._polls: tuple[float, float] = AGENT_POLL.of(settings), WORKER_POLL.of(settings)
-        self._history_url: str | None = HISTORY.of(settings)
-        self._retention: float = HISTORY_RETENTION.of(settings) * 3600
-        self._history: History | None = None
+        self.records = Records(cluster, settings, port.say, self._remember)
         self._first = time.monotonic()  # when the first window began
         self._monitor, self._others, self.links = LoadMonitor(self._first), OtherProcesses(), ClusterLinks(settings)
         self._estimates, self._failures = LoadEstimates(port.say), Failures(port.say)
@@ -141,14 +103,13 @@ class SchedulingLoop:
         self.generator = ScheduleGenerator(NOTHING_CHOSEN, Policy())
         self.sample: WindowSample | None = None
         self.load: dict[str, Load] = {}  # estimates, by topology
-        self.elastic = Elasticity(port, self._record_elastic)
+        self.elastic = Elasticity(port, self.records.elastic_decision)
         self.hot_groups = HotGroups()
         self.bottlenecks = Bottlenecks()
         self._scaled = ScaledTopologies()
         self.overloads = OverloadWarnings()
         self.migrations = MigrationLog(MIGRATION_STABLE.of(settings), MIGRATION_WATCH.of(settings))
-        if self._history_url not in (None, KEEP_NOTHING):
-            self._open_history()  # named by the user: if it cannot be reached, the master must not start
+        self.records.open_if_named()
 
     # -- windows -------------------------------------------------------------------------------------------------------
 
@@ -184,7 +145,7 @@ class SchedulingLoop:
         workers = {slot: process.meters for slot, process in self._port.processes().items() if process.meters is not None}
         machines = {slot: machine_of(worker) for slot, worker in state.workers.items()}
         self._failures.guard("measuring links", now, lambda: self.links.end_window(state.workers))
-        links = self.links.costs if _needs_links(self.generator.choice) else NO_COSTS
+        links = self.links.costs if self.generator.choice.needs_links else NO_COSTS
         self._port.tell(ClusterMeasured(self._others.end_window(workers, machines), links))
         observed = {name: self._port.observed[name] for name in plans}
         sample = self._monitor.end_window(now, time.time(), observed, plans, workers, state.cluster())
@@ -192,7 +153,7 @@ class SchedulingLoop:
         self._failures.guard("predicting latencies", now, lambda: self.elastic.predict(sample))
         self.sample = predicted = replace(sample, predictions=self.elastic.predictions, estimates=self.load)
         graphs = {name: state.topologies[name].graph for name in plans}
-        for part, work in (("recording the window", lambda: self._record(lambda history: history.record_window(predicted))),
+        for part, work in (("recording the window", lambda: self.records.window(predicted)),
                            ("scaling topologies", lambda: self.elastic.end_window(now, predicted)),
                            ("looking for hot key groups", lambda: self._warn_of_hot_groups(graphs, sample)),
                            ("looking for bottlenecks", lambda: self.bottlenecks.add(graphs, sample, state.cluster())),
@@ -280,7 +241,7 @@ class SchedulingLoop:
         request = {"scheduler": choice.name, "parameters": dict(choice.parameters), "situation": situation}
 
         def done(answer: SchedulerAnswer | SchedulerFailed) -> None:  # on another thread
-            result = _read(situation, answer)
+            result = checked_answer(situation, answer)
             with suppress(MillraceError):  # the master is ending
                 self._port.call(lambda: self._answered(situation, trigger, choice, result))
 
@@ -354,10 +315,7 @@ class SchedulingLoop:
 
     def _record_decision(self, decision: Decision) -> None:
         log.info("scheduler %s: %s (%s)", decision.scheduler, decision.outcome, decision.reason)
-        self._record(lambda history: history.record_decision(decision.to_json()))
-
-    def _record_elastic(self, decision: ElasticDecision) -> None:
-        self._record(lambda history: history.record_elastic_decision(decision.to_json()))
+        self.records.decision(decision)
 
     # -- requests of users ---------------------------------------------------------------------------------------------
 
@@ -415,7 +373,7 @@ class SchedulingLoop:
         self._port.say(Say(f"scheduler {choice.name}({shown}) is in use{mode}", cause=PERSON))
         self._port.tell(SchedulerChosen("" if choice.name == OFF else choice.name, scheduler))
         self._named, self._choices = True, self._choices + 1
-        self._record(lambda history: history.record_choice(self._to_record()))
+        self.records.choice(self._to_record())
 
     def _to_record(self) -> dict[str, Any]:
         """The choice as the next master of this cluster finds it in the history."""
@@ -426,12 +384,12 @@ class SchedulingLoop:
     def resume(self, graph: TopologyGraph) -> None:
         """Called when a topology is about to start: continue with the scheduler of the last master of this cluster, unless a
         user has named one, and with the load of the topology's last run."""
-        self._open_if_wanted()
-        if self._history is None:
+        history = self.records.open()
+        if history is None:
             return
         try:
-            last = self._history.choice() if not self._named else None
-            past = self._history.newest_windows(graph.name, WINDOWS_KEPT)
+            last = history.choice() if not self._named else None
+            past = history.newest_windows(graph.name, WINDOWS_KEPT)
         except MillraceError as error:
             log.warning("what the last master knew cannot be read: %s", error)
             return
@@ -496,7 +454,7 @@ class SchedulingLoop:
                 "estimator": self._estimates.choice.to_json(),
                 "window_seconds": self.window_seconds, "enacts_next": generator.enacts_next,
                 "last_decision": generator.decisions[-1].to_json() if generator.decisions else None,
-                "history": self._history.status() if self._history is not None else None}
+                "history": self.records.status()}
 
     def past(self, limit: int) -> list[dict[str, Any]]:
         """The newest decisions, in order of time."""
@@ -506,7 +464,7 @@ class SchedulingLoop:
 
     def add_migration(self, migration: Migration, new_pids: Sequence[int] = ()) -> None:
         """Add a migration that has ended to the record. `new_pids`: the processes of the workers that it restarted."""
-        self._open_if_wanted()  # its number comes after those in the history
+        self.records.open()  # its number comes after those in the history
         topology = self._port.state.topologies.get(migration.topology)
         timeout = replay_seconds(topology.graph) if topology is not None else 0.0
         self.migrations.add(migration, time.monotonic(), time.time(), new_pids, timeout)
@@ -514,29 +472,13 @@ class SchedulingLoop:
     def _record_migrations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             self.generator.costs.learn(row)
-            self._open_if_wanted()
-            if self._history is not None:
-                self._history.record_migration(row)
+            self.records.migration(row)
 
-    def _record(self, record: Callable[[History], None]) -> None:
-        self._open_if_wanted()
-        if self._history is not None:
-            record(self._history)
-
-    def _open_if_wanted(self) -> None:
-        if self._history is None and self._history_url is None:
-            try:
-                self._open_history()
-            except MillraceError as error:
-                self._history_url = KEEP_NOTHING
-                self._port.say(Say(f"no history is kept: {error}", level="warning"))
-
-    def _open_history(self) -> None:
-        self._history = History(self._history_url or default_history_url(), self._cluster, self._retention)
-        past = reversed(self._history.decisions(DECISIONS_REMEMBERED))
-        self.generator.remember(Decision.from_json(row) for row in past)
-        self.elastic.remember(reversed(self._history.elastic_decisions(DECISIONS_REMEMBERED)))
-        past_migrations = list(reversed(self._history.migrations(MIGRATIONS_REMEMBERED)))
+    def _remember(self, history: History) -> None:
+        """Take over what earlier masters of this cluster have recorded."""
+        self.generator.remember(Decision.from_json(row) for row in reversed(history.decisions(DECISIONS_REMEMBERED)))
+        self.elastic.remember(reversed(history.elastic_decisions(DECISIONS_REMEMBERED)))
+        past_migrations = list(reversed(history.migrations(MIGRATIONS_REMEMBERED)))
         self.migrations.remember(past_migrations)
         for row in past_migrations:
             self.generator.costs.learn(row)
@@ -544,26 +486,8 @@ class SchedulingLoop:
     def close(self) -> None:
         self._process.close()
         self._trials.close()
-        if self._history is not None:
-            self._history.close()
+        self.records.close()
 
 
 def _can_be_planned(topology: TopologyState) -> bool:
     return topology.status in (RUNNING, PAUSED) and len(topology.places) == len(topology.graph.tasks())
-
-
-def _needs_links(choice: Choice) -> bool:
-    """True if plans of the scheduler may depend on the costs of links. What a user's own scheduler reads is not known."""
-    return ":" in choice.name or choice.objective.get("minimise") == COST
-
-
-def _read(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> SchedulingResult | SchedulerFailed:
-    """The scheduler's answer, checked; called beside the master's thread, since a large plan takes a while."""
-    if isinstance(answer, SchedulerFailed):
-        return answer
-    try:
-        return check_result(situation, result_from_json(answer))
-    except (MillraceError, KeyError, TypeError, ValueError) as error:
-        return SchedulerFailed(str(error))
-    except Exception as error:  # without a result, the scheduler would never be asked again
-        return SchedulerFailed(f"its answer cannot be read: {type(error).__name__}: {error}")

@@ -19,8 +19,10 @@ from typing import Any
 
 import msgspec
 
-from millrace.errors import SchedulerFailed
+from millrace.errors import MillraceError, SchedulerFailed
 from millrace.model.situation import Situation
+from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.rules import check_result, result_from_json
 
 log = logging.getLogger("millrace.master")
 START_SECONDS = 60.0  # for the process to start: importing takes a while on a busy machine
@@ -178,3 +180,15 @@ def read_message(fd: int) -> bytes | None:
                 return None
             body += piece
         return bytes(body)
+
+
+def checked_answer(situation: Situation, answer: SchedulerAnswer | SchedulerFailed) -> SchedulingResult | SchedulerFailed:
+    """The scheduler's answer, checked; called beside the master's thread, since a large plan takes a while."""
+    if isinstance(answer, SchedulerFailed):
+        return answer
+    try:
+        return check_result(situation, result_from_json(answer))
+    except (MillraceError, KeyError, TypeError, ValueError) as error:
+        return SchedulerFailed(str(error))
+    except Exception as error:  # without a result, the scheduler would never be asked again
+        return SchedulerFailed(f"its answer cannot be read: {type(error).__name__}: {error}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.overload import PER_MOVE, threshold
+from millrace.schedulers.overload import PER_MOVE, relieves, rises, threshold
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
+    excess_of_memory,
     excess_with_memory,
     node_room,
     task_needs,
@@ -18,7 +20,8 @@ from millrace.schedulers.partitioning.room import (
     worker_room,
 )
 from millrace.schedulers.placing import affinity, saving
-from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.problem import NOWHERE, ROUNDING, Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.rearranging import rearranged
 
 DIGITS = 9  # of an excess: the rest is rounding errors
 MUCH = 0.9  # a plan that leaves less than this share of the cost is worth its moves whatever it relieves
@@ -37,6 +40,40 @@ def relieved(problem: Problem, assignment: Ints, capacity: float, overload: floa
     return assignment
 
 
+def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+    """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged so that all fit if possible."""
+    share = overload or threshold(capacity)
+    found = [relieved(problem, assignment, capacity, share)]
+    for over, room in ((share, capacity), (1.0, 1.0)):
+        if _may_fit(problem, over) and not any(_fits(problem, each, over) for each in found):
+            rearrangements = (relieved(problem, slots, capacity, share)
+                              for slots in rearranged(problem, found[0], room, few_moves=True))
+            found += islice((slots for slots in rearrangements if _fits(problem, slots, over)), 1)
+    return min(found, key=lambda each: (*(burden := _burden(problem, each, share)).weighed, burden.cost))
+
+
+def _may_fit(problem: Problem, share: float) -> bool:
+    """True if all nodes together have what all tasks need, within this share."""
+    nothing = np.full(problem.count, NOWHERE, dtype=np.int64)
+    needed = problem.needs.sum(axis=1) + problem.node_used(nothing).sum(axis=1)
+    return bool((needed <= problem.node_limit.sum(axis=1) * share * ROUNDING).all())
+
+
+def _fits(problem: Problem, assignment: Ints, share: float) -> bool:
+    """True if no worker or node uses more than this share, but for a task that fits nowhere, or more memory than there is."""
+    return not problem.excesses(assignment, share, avoidable=True).any() and not excess_of_memory(problem, assignment)
+
+
+def without_new_overload(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+    """The assignment if it uses no more than there is, or no more than the plan in force does; else `fitted`, or that plan."""
+    running = bool((problem.current >= 0).all())
+    present = excess_with_memory(problem, problem.current) if running else 0.0
+    if excess_with_memory(problem, assignment) <= present:
+        return assignment
+    assignment = fitted(problem, assignment, capacity, overload)
+    return problem.current if running and excess_with_memory(problem, assignment) > present else assignment
+
+
 def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
     """The plan in force with the few moves that relieve its overload. `assignment` instead if it gains much traffic anyway, or
     relieves more for its moves, or if there is nothing to relieve."""
@@ -44,12 +81,24 @@ def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: 
     if (current < 0).any() or not excess_with_memory(problem, current, share):
         return assignment
     now, then = _burden(problem, current, share), _burden(problem, assignment, share)
-    if then.cost < MUCH * now.cost and then.full <= now.full and then.excess <= now.excess:
+    if (then.cost < MUCH * now.cost and then.full <= now.full
+            and not rises(problem.excesses(current, share), problem.excesses(assignment, share))):
         return assignment
-    least = relieved(problem, current, capacity, share)
+    least = fitted(problem, current, capacity, share)
     few = _burden(problem, least, share)
     helps = few.weighed < now.weighed and (*few.weighed, few.cost) <= (*then.weighed, then.cost)
     return least if helps and (least != assignment).any() else assignment
+
+
+def relieves_overload(problem: Problem, old: Ints, new: Ints, overload: float) -> bool:
+    """True if what is used beyond what there is falls or, if that changes nothing, the excess beyond the share `overload` falls
+    by enough for the moves from the plan in force."""
+    before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
+    if relieves(before, after, moves=0):
+        return True
+    moves = int(((new != problem.current) & (problem.current >= 0)).sum())
+    over, left = (problem.excesses(assignment, overload, avoidable=True) for assignment in (old, new))
+    return not rises(before, after) and relieves(over, left, moves)
 
 
 def relief_in_words(problem: Problem, assignment: Ints) -> str:

@@ -14,7 +14,7 @@ from millrace.control.scheduling.schedule_generator import FAILED, ScheduleGener
 from millrace.master.failures import RETRY_SECONDS, Failures
 from millrace.master.load.cluster_links import ClusterLinks
 from millrace.master.load.history import History
-from millrace.master.scheduling import loop
+from millrace.master.scheduling import scheduler_process
 from millrace.master.scheduling.elastic import Elasticity
 from millrace.master.scheduling.estimates import LoadEstimates
 from millrace.schedulers.base import NoChange
@@ -40,9 +40,10 @@ def test_a_warning_that_fails_stops_neither_measurement_nor_scheduling(cluster: 
     asked: list[float] = []
     monkeypatch.setattr(cluster.loop, "_schedule", lambda now, sample: asked.append(now))
     cluster.windows(3)
-    assert len(asked) == 3 and cluster.loop._history is not None
-    cluster.loop._history.flush(60)
-    assert len(cluster.loop._history.newest_windows("flow", 10)) == 3
+    history = cluster.loop.records.open()
+    assert len(asked) == 3 and history is not None
+    history.flush(60)
+    assert len(history.newest_windows("flow", 10)) == 3
     assert errors(cluster) == ["warning of overload failed because of an unexpected error: KeyError: '__acker'"]
 
 
@@ -73,7 +74,7 @@ def chosen(cluster: ScheduledCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_cannot_be_read_is_a_failure_of_the_scheduler(cluster: ScheduledCluster,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     chosen(cluster, monkeypatch)
-    monkeypatch.setattr(loop, "check_result", lambda situation, result: result.plans)
+    monkeypatch.setattr(scheduler_process, "check_result", lambda situation, result: result.plans)
     cluster.windows(1)
     assert not cluster.loop.asking
     decision = cluster.loop.generator.decisions[-1]
