@@ -88,8 +88,8 @@ def _not_a_plan(new: Any) -> str:
         return f"it places {wrong[0]!r}, which is not a TaskId"
     owners = [owner for each in new.key_groups.values() for owner in each]
     numbers = [new.version, *new.placement.values(), *owners]
-    whole = {kind for kind in set(map(type, numbers)) if issubclass(kind, Integral)}  # slow, so not for each number
-    odd = [number for number in numbers if type(number) not in whole]
+    kinds = {kind: issubclass(kind, Integral) for kind in set(map(type, numbers))}  # slow, so not for each number
+    odd = [number for number in numbers if not kinds[type(number)]]
     return f"a version, slot or owner in it is {odd[0]!r}, which is not a whole number" if odd else ""
 
 

@@ -181,8 +181,8 @@ class _NodeChoice:
         if fitting:
             self.squeezed += not one_worker
             return fitting[0] if len(fitting) == 1 else self.preferred(task, np.array(fitting))
-        if one_worker and (node := self.lists.elsewhere(topology, need)) is not None:
-            return node
+        if one_worker and (chosen := self.lists.elsewhere(topology, need)) is not None:
+            return chosen
         saved = np.zeros(self.problem.nodes)
         saved[list(near)] = list(near.values())
         return self.of_all(task, saved)
@@ -193,7 +193,8 @@ class _NodeChoice:
         return bool(least) and all(map(le, least, need))
 
     def of_all(self, task: int, saved: Floats) -> int:
-        """The best of all nodes, found by looking at each, with constraints dropped in order until one is left. `saved`: cost that each node saves."""
+        """The best of all nodes, each of which is looked at, with constraints dropped in order until one is left. `saved`: cost
+        that each node saves."""
         topology, (cpu, time) = int(self.problem.topology[task]), self.lists.needs[task]
         cpu_there, time_there = self.load[0] + cpu, self.load[1] + time
         room = (cpu_there <= self.most_load[0]) & (time_there <= self.most_load[1])
