@@ -101,6 +101,9 @@ def _run_all(engine: ResidentEngine, running: RunningTopology,
             if decision["scheduler"] == name and decision["at"] >= begin:
                 console.print(f"  {decision['outcome']}, {decision['times']} times: {decision['reason']}")
         engine.set_scheduler("off")
+        if not running.wait_running() or (name == "even" and _situation(engine).plan[NAME].placement != placement):
+            raise MillraceError(f"under {name} workers were lost: run it again on a machine that has less to do; last events: "
+                                f"{engine.status()['events'][-3:]}")
         if _situation(engine).plan[NAME].placement != placement:
             running.rebalance({str(task): slot for task, slot in placement.items()})
             time.sleep(2 * WINDOW_SECONDS)

@@ -94,7 +94,7 @@ def chosen(only: Sequence[str]) -> dict[str, Scheduler]:
 
 def made(text: str) -> Scheduler:
     """The scheduler with the parameters after its name."""
-    name, *parameters = text.split()
+    name, *parameters = text.split() or [""]
     return make_scheduler(name, pairs("parameter", parameters))
 
 

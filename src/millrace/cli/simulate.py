@@ -9,11 +9,18 @@ import typer
 
 from millrace.cli.listing import plain_console
 from millrace.cli.options import Json
+from millrace.errors import BadParameter
 
 PATTERN = "sine peak=1.5 period=86400"
 
 
+# Options that mean nothing beside, or without, another one.
+BESIDE_HISTORY = ("nodes", "tasks", "pattern", "walk", "keys")
+BESIDE_SITUATION = ("nodes", "tasks")
+
+
 def simulate(
+        context: typer.Context,
         nodes: Annotated[int, typer.Option(
             metavar="N", min=1, max=100_000, help="Nodes of the cluster, with four cores each.")] = 10,
         tasks: Annotated[int | None, typer.Option(
@@ -75,6 +82,7 @@ def simulate(
     """
     from millrace.cli.simulating import SimulateOptions, run
 
+    _refuse_unused(context, history, situation)
     policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "payback": payback, "overload": overload}
     asked = SimulateOptions(
         nodes=nodes, tasks=tasks, hours=hours, schedulers=tuple(scheduler or ()), pattern=pattern, walk=walk, keys=keys,
@@ -84,3 +92,15 @@ def simulate(
     result = run(asked, plain_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(result))
+
+
+def _refuse_unused(context: typer.Context, history: str | None, situation: str | None) -> None:
+    """Refuse options that would change nothing: their user expects that they do."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for file, names, instead in ((history, BESIDE_HISTORY, "--history: the load is that of the recorded run, on its nodes"),
+                                 (situation, BESIDE_SITUATION, "--situation: the topologies and nodes are those of the file")):
+        if file is not None and (unused := [f"--{name}" for name in names if name in given]):
+            raise BadParameter(f"{', '.join(unused)} cannot be given with {instead}. Leave out one of them")
+    if "cluster" in given and history is None:
+        raise BadParameter("--cluster names a cluster in a history: give --history FILE, too")

@@ -106,7 +106,7 @@ def chosen_world(asked: SimulateOptions) -> Chosen:
     hours = asked.hours or (24.0 if windows is None else sum(past.seconds for past in windows) / 3600)
     tasks = sum(len(graph.tasks()) for graph in situation.graphs)
     names = [node.name for node in situation.cluster.nodes]
-    absences = (*(_absence(text, names) for text in asked.away),
+    absences = (*(_absence(text, names, hours) for text in asked.away),
                 *failures(names, asked.failures, hours, np.random.default_rng([asked.seed, 2])))
     conditions = Conditions(hours, asked.window or (60.0 if tasks > MANY_TASKS else 20.0), absences=absences,
                             links=LinkModel(tuples_per_second=asked.link_capacity or math.inf),
@@ -170,13 +170,19 @@ def _windows(history: str, cluster: str | None) -> list[HistoryWindow]:
 
 def relative_pattern(text: str, hours: float) -> RatePattern:
     """The pattern that the text names, with 1 as its rate unless it names another. A trace is divided by its mean."""
-    name, *words = shlex.split(text) or [""]
+    try:
+        name, *words = shlex.split(text) or [""]
+    except ValueError as error:
+        raise BadParameter(f"--pattern {text!r}: {str(error).lower()}") from None
     if name not in PATTERNS:
         raise BadParameter(f"--pattern {text!r}: there is no pattern {name!r}; there are {', '.join(PATTERNS)}")
     positional = [word for word in words if "=" not in word]
     values = {key: json_or_text(value) for key, _, value in (word.partition("=") for word in words if "=" in word)}
     if name != "trace":
         values.setdefault("rate", 1.0)
+        for key, value in values.items():
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise BadParameter(f"--pattern {text!r}: {key} is {value!r}, which is not a number")
     try:
         pattern = PATTERNS[name](*positional, **values)
     except TypeError as error:
@@ -196,7 +202,7 @@ class _Relative:
         return self.pattern.due_by(seconds) / self.rate if self.rate else 0.0
 
 
-def _absence(text: str, nodes: list[str]) -> Absence:
+def _absence(text: str, nodes: list[str], simulated: float) -> Absence:
     node, equals, hours = text.partition("=")
     begin, dash, end = hours.partition("-")
     try:
@@ -208,6 +214,8 @@ def _absence(text: str, nodes: list[str]) -> Absence:
     if node not in nodes:
         raise BadParameter(f"--away {text!r}: there is no node {node!r}; there are {', '.join(nodes[:5])}"
                            f"{' ...' if len(nodes) > 5 else ''}")
+    if absence.begin >= simulated * 3600:
+        raise BadParameter(f"--away {text!r} begins after the end: {simulated:g} hours are simulated. Give more with --hours")
     return absence
 
 

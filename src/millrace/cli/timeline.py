@@ -29,6 +29,8 @@ def check_picture(path: str) -> None:
     """Raise an error if no picture can be written to a file of that name."""
     if Path(path).suffix.lower() not in FORMATS:
         raise BadParameter(f"--plot {path}: write a name that ends in {' or '.join(FORMATS)}")
+    if not Path(path).absolute().parent.is_dir():
+        raise BadParameter(f"--plot {path}: there is no directory {Path(path).absolute().parent}. Create it first")
     try:
         import matplotlib  # noqa: F401  # takes long to import, and few need it
     except ModuleNotFoundError:

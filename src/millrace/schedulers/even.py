@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, zip_longest
 from typing import NamedTuple
+
+import numpy as np
 
 from millrace.config import WORKERS
 from millrace.model.cluster import Cluster
@@ -17,6 +18,9 @@ from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult, next_plan
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Problem
+
+MORE_THAN_ALIKE = 1 << 32  # a task more on a slot weighs more than all that are alike
+FORBIDDEN = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,9 @@ class _SlotCounts:
         self.used: defaultdict[str, Counter[int]] = defaultdict(Counter)  # topology -> tasks on each of its slots
         self.rank = {slot: rank for rank, slot in enumerate(_alternating(cluster))}
         self.node = {slot.number: slot.node for slot in cluster.slots}
-        self.counts = dict.fromkeys(self.rank, 0)
+        self.counts = dict.fromkeys(self.rank, 0)  # in the order of ranks
         self.on: dict[int, dict[_Group, list[int]]] = {slot: {} for slot in self.rank}  # task indexes by group
+        self.alike: defaultdict[_Group, Counter[int]] = defaultdict(Counter)  # tasks of a group on each slot that has some
         self.worker: dict[tuple[str, str], int] = {}  # (topology, node) -> its slot there, if it may have only one
         self.placements: defaultdict[str, dict[TaskId, int]] = defaultdict(dict)
 
@@ -138,23 +143,25 @@ class _SlotCounts:
     def place(self, topology: str, tasks: Sequence[TaskId]) -> None:
         """Puts each task that has no slot yet on the least loaded one."""
         homeless = [task for task in tasks if task not in self.placements[topology]]
+        if not homeless:
+            return
+        slots, counts = list(self.counts), np.array(list(self.counts.values()), dtype=np.int64)
         for component, group in groupby(homeless, key=lambda task: task.component):
-            key = _Group(topology, component)
-            # Among equals, prefer a slot with few tasks of the same component: they are busy at the same time.
-            heap = [(count, len(self.on[slot].get(key, ())), self.rank[slot], slot)
-                    for slot, count in self.counts.items()]
-            heapq.heapify(heap)
+            # Among equals, prefer a slot with few tasks of the same component: they are busy at the same time. Then the first.
+            weight = counts * MORE_THAN_ALIKE
+            for slot, alike in self.alike[_Group(topology, component)].items():
+                weight[self.rank[slot]] += alike
             for task in group:
-                while not self.allowed(topology, heap[0][3]):  # it stays forbidden
-                    heapq.heappop(heap)
-                count, alike, rank, slot = heap[0]
-                self.put(topology, task, slot)
-                heapq.heapreplace(heap, (count + 1, alike + 1, rank, slot))
+                while not self.allowed(topology, slots[at := int(weight.argmin())]):
+                    weight[at] = FORBIDDEN  # it stays forbidden
+                self.put(topology, task, slots[at])
+                weight[at] += MORE_THAN_ALIKE + 1
+                counts[at] += 1
 
     def level(self) -> None:
         """Moves tasks until all slots have equally many, then until they have equally many of each component, give or take
         one."""
-        groups = sorted({group for on_slot in self.on.values() for group in on_slot} - self.pinned)
+        groups = sorted(self.alike.keys() - self.pinned)
         moved, before = 0, -1
         while moved != before:  # a component that is spread may open the way for a move that its topology was not allowed
             before = moved
@@ -176,12 +183,15 @@ class _SlotCounts:
     def next_spread(self, group: _Group) -> list[tuple[_Group, int, int]]:
         """One move of a task of the component, with another in return unless the slots are level without; none if its counts
         differ by at most one, or nothing else may move in return."""
-        alike = {slot: len(on_slot.get(group, ())) for slot, on_slot in self.on.items()}
-        target = min((slot for slot in alike if self.allowed(group.topology, slot)), default=None,
+        alike = self.alike[group]
+        fewest = min(alike.values()) if len(alike) == len(self.counts) else 0
+        if max(alike.values()) - fewest < 2:
+            return []
+        target = min((slot for slot in self.counts if self.allowed(group.topology, slot)), default=None,
                      key=lambda slot: (alike[slot], self.counts[slot], self.rank[slot]))
         if target is None:
             return []
-        for source in sorted(alike, key=lambda slot: (-alike[slot], -self.counts[slot], self.rank[slot])):
+        for source in sorted(self.counts, key=lambda slot: (-alike[slot], -self.counts[slot], self.rank[slot])):
             if alike[source] - alike[target] < 2:
                 return []
             if self.counts[source] > self.counts[target]:
@@ -230,7 +240,9 @@ class _SlotCounts:
     def put(self, topology: str, task: TaskId, slot: int) -> None:
         self.counts[slot] += 1
         self.used[topology][slot] += 1
-        self.on[slot].setdefault(_Group(topology, task.component), []).append(task.index)
+        group = _Group(topology, task.component)
+        self.on[slot].setdefault(group, []).append(task.index)
+        self.alike[group][slot] += 1
         self.placements[topology][task] = slot
         if self.one_worker_per_node:
             self.worker[topology, self.node[slot]] = slot
@@ -238,6 +250,7 @@ class _SlotCounts:
     def take(self, group: _Group, index: int, slot: int) -> None:
         self.counts[slot] -= 1
         self.used[group.topology] -= Counter([slot])  # drops entries that fall to zero
+        self.alike[group] -= Counter([slot])
         self.on[slot][group].remove(index)
         if not self.on[slot][group]:
             del self.on[slot][group]

@@ -20,6 +20,7 @@ from millrace.model.plan import Plan
 from millrace.schedulers import overload
 from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
 from millrace.schedulers.demands import demands
+from millrace.schedulers.measured import TaskColumns, task_columns
 from millrace.schedulers.parameters import parameter
 from millrace.schedulers.traffic import MOST, clean, edges
 
@@ -107,21 +108,19 @@ class Problem:
             for task, slot in plan[name].placement.items() if name in plan else ():
                 if task in own and slot in slot_index:
                     current[own[task]] = slot_index[slot]
-        measured = [load[name].tasks.get(task) if name in load else None for name, task in tasks]
+        measured = [task_columns(load.get(graph.name), graph.tasks()) for graph in graphs]
+        seen = TaskColumns(*map(np.concatenate, zip(task_columns(None, ()), *measured)))
         declared = demands(graphs, max((by_name[name].mhz for name in nodes), default=0.0))
-        settling = {(name, task) for name, topology_load in load.items() for task in topology_load.settling}
         traffic = edges(numbers, load, minimise != TUPLES)
         threaded = {(graph.name, part.name) for graph in graphs for part in graph.components if part.blocking}
+        on_loop = np.array([(name, task.component) not in threaded for name, task in tasks], dtype=bool)
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
-            cpu=clean([seen.cpu_mhz if seen else mhz for seen, mhz in zip(measured, declared.cpu)]),
-            time=_busy([load[name].loop_share(task) if name in load and (name, task.component) not in threaded else 0.0
-                        for name, task in tasks]),
-            memory=clean([seen.memory_mb if seen else mb for seen, mb in zip(measured, declared.memory)]),
-            queue=clean([seen.queue_length if seen else 0 for seen in measured]).astype(np.int64),
-            queue_floor=clean([seen.queue_floor if seen else 0 for seen in measured]).astype(np.int64),
-            settling=np.array([key in settling for key in tasks], dtype=bool),
+            cpu=clean(np.where(seen.known, seen.cpu, declared.cpu)), time=_busy(np.where(on_loop, seen.loop, 0.0)),
+            memory=clean(np.where(seen.known, seen.memory, declared.memory)),
+            queue=clean(seen.queue).astype(np.int64), queue_floor=clean(seen.queue_floor).astype(np.int64),
+            settling=seen.settling,
             pinned=(current >= 0) & ~_movable(graphs),
             current=current, left=traffic.left, right=traffic.right, tuples=traffic.tuples, rate=traffic.weight,
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,

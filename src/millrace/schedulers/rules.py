@@ -57,8 +57,8 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
     dead = sorted(set(new.placement.values()) - live)
     if dead:
         yield f"it uses slot {dead[0]}, and the live slots are {sorted(live)}"
-    stuck = sorted(task for task, slot in (old.placement if old else {}).items() if task in tasks and not graph.movable(task)
-                   and slot not in dead and slot in live and new.placement.get(task) != slot)
+    stuck = sorted(task for task, slot in (old.placement if old else {}).items() if new.placement.get(task) != slot
+                   and task in tasks and slot not in dead and slot in live and not graph.movable(task))
     if stuck:
         yield f"it moves {stuck[0]}, a spout whose source cannot be read again: it must stay on its slot"
     if old is not None and new.version not in (old.version, old.version + 1):
@@ -87,7 +87,9 @@ def _not_a_plan(new: Any) -> str:
     if wrong:
         return f"it places {wrong[0]!r}, which is not a TaskId"
     owners = [owner for each in new.key_groups.values() for owner in each]
-    odd = [number for number in (new.version, *new.placement.values(), *owners) if not isinstance(number, Integral)]
+    numbers = [new.version, *new.placement.values(), *owners]
+    kinds = {kind: issubclass(kind, Integral) for kind in set(map(type, numbers))}  # slow, so not for each number
+    odd = [number for number in numbers if not kinds[type(number)]]
     return f"a version, slot or owner in it is {odd[0]!r}, which is not a whole number" if odd else ""
 
 

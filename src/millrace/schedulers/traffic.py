@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import repeat
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +11,12 @@ from numpy.typing import NDArray
 
 from millrace.model.graph import TaskId
 from millrace.model.load import Load
+from millrace.schedulers.measured import pair_columns
 
 TaskNumbers = NDArray[np.int64]
 EdgeRates = NDArray[np.float64]
 
 MOST = 1e15  # upper bound of every rate and load: sums stay finite even if a meter is broken
-ABSENT = -1  # stands for a task that is not in the problem
 
 
 class Edges(NamedTuple):
@@ -43,28 +41,14 @@ def edges(numbers: Mapping[str, Mapping[TaskId, int]], load: Mapping[str, Load],
         measured = load.get(name, Load())
         if not (measured.window_seconds > 0 and math.isfinite(measured.window_seconds)):
             continue
-        pairs = numbers_of(own, measured.traffic)
-        kept = np.flatnonzero((pairs >= 0).all(axis=0) & (pairs[0] != pairs[1]))
-        ends.append(np.sort(pairs[:, kept], axis=0))
-        tuples.append(per_second(measured.traffic.values(), measured)[kept])
-        if by_size:
-            sizes = map(measured.traffic_bytes.get, measured.traffic, repeat(math.nan))
-            size.append(per_second(sizes, measured)[kept])
+        pairs = pair_columns(measured, own, by_size)
+        kept = np.flatnonzero((pairs.ends >= 0).all(axis=0) & (pairs.ends[0] != pairs.ends[1]))
+        ends.append(np.sort(pairs.ends[:, kept], axis=0))
+        tuples.append(pairs.tuples[kept])
+        size.append(pairs.bytes[kept])
     (left, right), rates = np.concatenate(ends, axis=1), clean(np.concatenate(tuples))
     return _joined(left, right, rates, in_bytes(rates, np.concatenate(size)) if by_size else rates,
                    sum(map(len, numbers.values())))
-
-
-def numbers_of(own: Mapping[TaskId, int], pairs: Collection[tuple[TaskId, TaskId]]) -> TaskNumbers:
-    """(2, pairs): the number of either task of each pair, or ABSENT."""
-    ends = [map(own.get, map(itemgetter(end), pairs), repeat(ABSENT)) for end in (0, 1)]
-    return np.stack([np.fromiter(end, np.int64, len(pairs)) for end in ends])
-
-
-def per_second(counts: Iterable[float], load: Load) -> EdgeRates:
-    """Rates per second of what was counted in the window of this load."""
-    with np.errstate(over="ignore"):  # `clean` limits it
-        return np.fromiter(counts, np.float64) / load.window_seconds
 
 
 def in_bytes(tuples: EdgeRates, size: EdgeRates) -> EdgeRates:

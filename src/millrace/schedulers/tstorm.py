@@ -183,6 +183,8 @@ class _NodeChoice:
         if fitting:
             self.squeezed += not one_worker
             return fitting[0] if len(fitting) == 1 else self.preferred(task, np.array(fitting))
+        if one_worker and (chosen := self.lists.elsewhere(topology, need)) is not None:
+            return chosen
         saved = np.zeros(self.problem.nodes)
         saved[list(near)] = list(near.values())
         return self.of_all(task, saved)
@@ -193,7 +195,8 @@ class _NodeChoice:
         return bool(least) and all(map(le, least, need))
 
     def of_all(self, task: int, saved: Floats) -> int:
-        """The best of all nodes, with constraints dropped in order until one is left. `saved`: cost that each node saves."""
+        """The best of all nodes, each of which is looked at, with constraints dropped in order until one is left. `saved`: cost
+        that each node saves."""
         topology, (cpu, time) = int(self.problem.topology[task]), self.lists.needs[task]
         cpu_there, time_there = self.load[0] + cpu, self.load[1] + time
         room = (cpu_there <= self.most_load[0]) & (time_there <= self.most_load[1])
@@ -251,6 +254,9 @@ class _Lists:
         self.load, self.most_load = choice.load.tolist(), choice.most_load.tolist()
         self.counts, self.most_tasks = choice.counts.tolist(), choice.most_tasks
         self.worker_load, self.most_worker_load = choice.worker_load.tolist(), choice.most_worker_load.tolist()
+        self.used = [set(np.flatnonzero(row).tolist()) for row in choice.used]
+        self.scale = choice.scale.tolist()
+        self.fullness = (choice.load * choice.scale).max(axis=0)  # of each node; an array, to find the least
 
     def place(self, task: int, topology: int, node: int) -> None:
         self.node_of[task] = node
@@ -258,6 +264,8 @@ class _Lists:
         for row, need in enumerate(self.needs[task]):
             self.load[row][node] += need
             self.worker_load[row][topology][node] += need
+        self.used[topology].add(node)
+        self.fullness[node] = max(self.load[row][node] * self.scale[row][node] for row in (0, 1))
 
     def near_nodes(self, task: int) -> dict[int, float]:
         """Weight of the task's traffic with each node that has some of it."""
@@ -268,6 +276,15 @@ class _Lists:
             if node >= 0:
                 near[node] = near.get(node, 0.0) + rate
         return near
+
+    def elsewhere(self, topology: int, need: Sequence[float]) -> int | None:
+        """The node for a task that no node with some of its traffic can take: the least loaded of those that its topology uses,
+        or else of all. None if that cannot be told without looking at each."""
+        used = [node for node in self.used[topology] if self.fits(topology, need, node, True)]
+        if used:
+            return min(used, key=lambda node: (self.fullness[node], node))
+        least = int(self.fullness.argmin())
+        return least if self.fits(topology, need, least, True) else None
 
     def fits(self, topology: int, need: Sequence[float], node: int, one_worker: bool) -> bool:
         """True if the node can take a task with this need under (2) and (3) and, with `one_worker`, (1)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from millrace.model.graph import TaskId
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
+from millrace.schedulers.measured import ABSENT, PairColumns, TaskColumns, task_columns
 from millrace.schedulers.problem import Flags, Floats, Ints
 from millrace.simulation.estimates import TaskRows
 from millrace.simulation.flow import WindowFlow
@@ -101,33 +103,43 @@ class Meter:
 
 class LoadOfArrays(Load):
     """A load whose tasks and traffic are made from arrays when they are first read: few windows are looked at in full, and a
-    hundred thousand pairs in each would take most of the time of a simulation."""
+    hundred thousand pairs in each would take most of the time of a simulation. Schedulers read its columns."""
 
-    __slots__ = ("_bytes", "_measured", "_rows", "_sent", "_tasks", "_topology", "_traffic", "_world")
+    __slots__ = ("_bytes", "_measured", "_rows", "_sent", "_topology", "_traffic", "_world", "tasks")
+    tasks: Mapping[TaskId, TaskLoad]
     _topology: _Topology
     _world: World
     _measured: Measured
     _rows: TaskRows
     _sent: Floats
-    _tasks: Mapping[TaskId, TaskLoad] | None
     _traffic: Mapping[tuple[TaskId, TaskId], float] | None
     _bytes: Mapping[tuple[TaskId, TaskId], float] | None
 
     def __init__(self, topology: _Topology, world: World, measured: Measured, tasks: TaskRows, edges: Floats) -> None:
+        settling = np.flatnonzero(measured.settling[topology.places]).tolist()
         for name, value in (("_topology", topology), ("_world", world), ("_measured", measured), ("_rows", tasks),
-                            ("_sent", edges), ("_tasks", None), ("_traffic", None),
+                            ("_sent", edges), ("tasks", _TasksOfArrays(topology, self._task_loads)), ("_traffic", None),
                             ("_bytes", None if topology.sizes.any() else FrozenMap()), ("window_seconds", measured.seconds),
-                            ("settling", tuple(task for task, place in topology.tasks if measured.settling[place])),
+                            ("settling", tuple(topology.tasks[place][0] for place in settling)),
                             ("key_groups", FrozenMap()), ("heavy_keys", FrozenMap())):
             object.__setattr__(self, name, value)
 
-    @property
-    def tasks(self) -> Mapping[TaskId, TaskLoad]:
-        tasks = self._tasks
-        if tasks is None:
-            tasks = dict(self._task_loads())
-            object.__setattr__(self, "_tasks", tasks)
-        return tasks
+    def task_columns(self, tasks: Sequence[TaskId]) -> TaskColumns:
+        if tasks != self._topology.in_graph:
+            return task_columns(Load(self.window_seconds, self.tasks, settling=self.settling), tasks)
+        own, seconds = self._topology.in_order, self.window_seconds
+        rows, queue = self._rows[:, own], self._measured.queue[own].astype(np.float64)
+        return TaskColumns(np.ones(len(own), dtype=bool), self._measured.settling[own], rows[CPU], self._world.memory[own],
+                           rows[BUSY] * seconds / seconds, queue, queue)
+
+    def pair_columns(self, numbers: Mapping[TaskId, int]) -> PairColumns:
+        topology, seconds = self._topology, self.window_seconds
+        tuples = self._sent[topology.edges] * seconds
+        size = self._sent[topology.edges] * topology.sizes * seconds
+        kept = np.flatnonzero(tuples > 0)
+        number = np.array([numbers.get(task, ABSENT) for task, _ in topology.tasks], dtype=np.int64)
+        return PairColumns(number[topology.ends[:, kept]], tuples[kept] / seconds,
+                           np.where(size[kept] > 0, size[kept], np.nan) / seconds)
 
     @property
     def traffic(self) -> Mapping[tuple[TaskId, TaskId], float]:
@@ -161,6 +173,35 @@ class LoadOfArrays(Load):
                                  lag=lag if spout else None, cpu_mhz=cpu, memory_mb=memory)
 
 
+class _TasksOfArrays(Mapping[TaskId, TaskLoad]):
+    """The loads of a topology's tasks, made when one of them is first read. It is known before which tasks there are."""
+
+    def __init__(self, topology: _Topology, make: Callable[[], Iterator[tuple[TaskId, TaskLoad]]]) -> None:
+        self._topology, self._make = topology, make
+
+    @cached_property
+    def _made(self) -> dict[TaskId, TaskLoad]:
+        return dict(self._make())
+
+    def __getitem__(self, task: TaskId) -> TaskLoad:
+        return self._made[task]
+
+    def items(self) -> ItemsView[TaskId, TaskLoad]:
+        return self._made.items()
+
+    def values(self) -> ValuesView[TaskLoad]:
+        return self._made.values()
+
+    def __contains__(self, task: object) -> bool:
+        return task in self._topology.known
+
+    def __iter__(self) -> Iterator[TaskId]:
+        return (task for task, _ in self._topology.tasks)
+
+    def __len__(self) -> int:
+        return len(self._topology.tasks)
+
+
 class _Topology:
     """The tasks and edges of a topology with their places in the arrays, in the order in which a load keeps them."""
 
@@ -169,10 +210,15 @@ class _Topology:
         own = np.flatnonzero(world.topology == number).tolist()
         self.tasks: list[tuple[TaskId, int]] = sorted((world.tasks[place][1], place) for place in own)
         self.places: Ints = np.array([place for _, place in self.tasks], dtype=np.int64)
+        self.in_graph = world.graphs[number].tasks()
+        self.in_order: Ints = np.array(own, dtype=np.int64)  # the places of the tasks as the graph has them
+        rank = {task: row for row, (task, _) in enumerate(self.tasks)}
+        self.known = rank.keys()
         edges = np.flatnonzero(world.topology[world.source] == number).tolist()
         pairs = sorted(((world.tasks[int(world.source[edge])][1], world.tasks[int(world.target[edge])][1]), edge)
                        for edge in edges)
         self.pairs: list[tuple[TaskId, TaskId]] = [pair for pair, _ in pairs]
+        self.ends: Ints = np.array([[rank[one], rank[other]] for (one, other), _ in pairs], dtype=np.int64).reshape(-1, 2).T
         self.edges: Ints = np.array([edge for _, edge in pairs], dtype=np.int64)
         self.sizes: Floats = world.tuple_bytes[self.edges]
 

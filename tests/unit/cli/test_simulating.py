@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def test_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "runs.svg").read_text().lstrip().startswith("<?xml")
     with pytest.raises(BadParameter, match=r"ends in .svg or .png"):
         run(replace(SMALL, plot="runs.gif"), console())
+    with pytest.raises(BadParameter, match=r"there is no directory .*/none"):  # before anything is simulated
+        run(replace(SMALL, plot=str(tmp_path / "none" / "runs.svg")), console())
 
 
 def test_a_saved_situation(tmp_path: Path) -> None:
@@ -113,6 +116,8 @@ def test_nodes_that_are_away() -> None:
             chosen_world(replace(SMALL, away=(wrong,)))
     with pytest.raises(BadParameter, match="there is no node 'n9'; there are n0000"):
         chosen_world(replace(SMALL, away=("n9=1-2",)))
+    with pytest.raises(BadParameter, match=r"begins after the end: 0.1 hours"):
+        chosen_world(replace(SMALL, away=("n0001=1-2",)))
 
 
 def test_patterns(tmp_path: Path) -> None:
@@ -128,6 +133,8 @@ def test_patterns(tmp_path: Path) -> None:
     ("wave", BadParameter, "no pattern 'wave'; there are constant, step"),
     ("", BadParameter, "no pattern ''"),
     ("step", BadParameter, "missing.*peak.*NAME=VALUE"),
+    ('"step', BadParameter, "no closing quotation"),
+    ("step peak=high at=3", BadParameter, "peak is 'high', which is not a number"),
     ("step top=3", BadParameter, "unexpected keyword argument 'top'"),
     ("sine peak=5 period=10", TopologyError, "would fall below 0"),
     ("trace no-such.csv", TopologyError, "cannot be read"),
@@ -140,6 +147,8 @@ def test_patterns_that_are_wrong(text: str, error: type[Exception], match: str) 
 def test_schedulers_that_are_wrong() -> None:
     with pytest.raises(UnknownName, match="fastest"):
         run(replace(SMALL, schedulers=("fastest",)), console())
+    with pytest.raises(UnknownName, match="no scheduler named ''"):
+        run(replace(SMALL, schedulers=("",)), console())
 
 
 def test_the_command() -> None:
@@ -149,6 +158,16 @@ def test_the_command() -> None:
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout.splitlines()[-1])["runs"]
     assert (row["scheduler"], row["nodes"], row["tasks"]) == ("even", 2, 8)
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    (["--history", "h.db", "--nodes", "5", "--walk", "0.2"], r"--nodes, --walk cannot be given with --history"),
+    (["--situation", "s.json", "--tasks", "5"], r"--tasks cannot be given with --situation"),
+    (["--cluster", "one"], r"give --history FILE, too"),
+])
+def test_options_that_would_change_nothing_are_refused(options: list[str], match: str) -> None:
+    error = CliRunner().invoke(app, ["simulate", *options]).exception
+    assert isinstance(error, BadParameter) and re.search(match, str(error)), error
 
 
 def test_the_command_compare() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from millrace.config import MAX_SPOUT_PENDING
@@ -57,15 +58,38 @@ def behind(graph: TopologyGraph, load: Load) -> str:
     return ""
 
 
-def bottleneck_of(graph: TopologyGraph, sample: WindowSample, cluster: Cluster) -> Bottleneck | None:
-    """The component that holds up the topology in the window; None if it keeps up, or nothing in it is busy."""
+class _Workers:
+    """What a window tells of its workers, by slot; worked out when it is first asked for, once for all topologies."""
+
+    def __init__(self, sample: WindowSample, cluster: Cluster) -> None:
+        self._sample, self._cluster = sample, cluster
+
+    @cached_property
+    def cores(self) -> dict[int, float]:
+        """MHz."""
+        return {slot.number: self._cluster.node_of(slot.number).mhz for slot in self._cluster.slots}
+
+    @cached_property
+    def around(self) -> dict[int, float]:
+        return around_user_code(self._sample)
+
+    @cached_property
+    def full(self) -> set[int]:
+        """Workers that are full by their time or their core."""
+        return {slot for slot, worker in self._sample.workers.items()
+                if max(worker.busy, worker.cpu_mhz / self.cores[slot] if self.cores.get(slot) else 0.0) >= FULL}
+
+
+def bottleneck_of(graph: TopologyGraph, sample: WindowSample, cluster: Cluster,
+                  workers: _Workers | None = None) -> Bottleneck | None:
+    """The component that holds up the topology in the window; None if it keeps up, or nothing in it is busy. `workers`: of this
+    window."""
     load, plan = sample.loads[graph.name], sample.plans.get(graph.name)
     if load.window_seconds <= 0 or plan is None or not (evidence := behind(graph, load)):
         return None
-    cores, around = {slot.number: cluster.node_of(slot.number).mhz for slot in cluster.slots}, around_user_code(sample)
-    fullness = {slot: max(worker.busy, worker.cpu_mhz / cores[slot] if cores.get(slot) else 0.0)
-                for slot, worker in sample.workers.items()}
-    crowded = {task for task, slot in plan.placement.items() if fullness.get(slot, 0.0) >= FULL}
+    workers = workers or _Workers(sample, cluster)
+    cores, around = workers.cores, workers.around
+    crowded = {task for task, slot in plan.placement.items() if slot in workers.full}
     found: list[tuple[tuple[bool, float, float], Bottleneck]] = []
     for component in graph.components:
         tasks = _tasks(load, component)
@@ -153,10 +177,11 @@ class Bottlenecks:
     def add(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample, cluster: Cluster) -> None:
         """Take a window. One in which tasks were started or moved says nothing about their topology."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] in graphs}
+        workers = _Workers(sample, cluster)
         for name, graph in graphs.items():
             if name not in sample.loads or sample.loads[name].settling:
                 continue
-            bottleneck = bottleneck_of(graph, sample, cluster)
+            bottleneck = bottleneck_of(graph, sample, cluster, workers)
             key = (name, bottleneck.component) if bottleneck is not None else None
             if key is not None and bottleneck is not None:
                 seen = self._seen.setdefault(key, _Seen(bottleneck))

@@ -81,7 +81,7 @@ def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
     for machine in machine_loads(sample, cluster):
         if machine.capacity > 0:
             where = places[machine.nodes[0]]
-            slots = tuple(slot.number for slot in cluster.slots if slot.node in machine.nodes)
+            slots = tuple(sorted(slot.number for node in machine.nodes for slot in cluster.slots_of(node)))
             yield PlaceLoad(where, machine.share, f"{where} uses {machine.used:,.0f} of {machine.capacity:,.0f} MHz", slots)
     for slot in cluster.slots:
         worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
@@ -131,7 +131,7 @@ def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()
     of successive windows tell the noise: a load that has changed once, however much, changes only one of them. `changes`: of
     more windows than these; a few differences may be small by chance, so the noise may be more than they show. A full place has
     no room for noise above the threshold: there it is enough that the load is as good as full in half of all windows kept."""
-    if len(shares) < LASTING:
+    if len(shares) < LASTING or max(shares) < threshold - ROUNDING:
         return False
     changes = changes or [abs(new - old) for old, new in pairwise(shares)]
     noise = max(FROM_MEDIAN * median(changes) * (1 + FEW_CHANGES / len(changes)), LEAST_NOISE)

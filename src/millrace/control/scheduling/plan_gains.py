@@ -21,8 +21,9 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
+from millrace.schedulers.measured import numbers_of, per_second, task_columns
 from millrace.schedulers.problem import NOWHERE, TUPLES, Floats, Ints, Problem
-from millrace.schedulers.traffic import clean, in_bytes, numbers_of, per_second
+from millrace.schedulers.traffic import clean, in_bytes
 
 WINDOWS_KEPT = 10
 GROUP_WINDOWS_KEPT = 40  # of key groups, which are counted by a sample: a slow stream needs many
@@ -149,12 +150,10 @@ def with_recent_loads(problem: Problem, windows: Sequence[WindowLoads]) -> Probl
         for graph in problem.graphs:
             load, tasks = window.get(graph.name), graph.tasks()
             if load is not None and load.window_seconds > 0:
-                settling = set(load.settling)
-                seen = [None if task in settling else load.tasks.get(task) for task in tasks]
-                own = slice(first, first + len(tasks))
-                sums[0, own] += [each.cpu_mhz if each is not None else 0.0 for each in seen]
-                sums[1, own] += [each.loop_seconds / load.window_seconds if each is not None else 0.0 for each in seen]
-                counts[own] += [each is not None for each in seen]
+                seen, own = task_columns(load, tasks), slice(first, first + len(tasks))
+                whole = seen.known & ~seen.settling
+                sums[:, own] += np.where(whole, (seen.cpu, seen.loop), 0.0)
+                counts[own] += whole
             first += len(tasks)
     cpu, time = np.where(counts > 0, sums / np.maximum(counts, 1), np.stack([problem.cpu, problem.time]))
     return replace(problem, cpu=clean(cpu), time=np.where(problem.time > 0, clean(time), 0.0))

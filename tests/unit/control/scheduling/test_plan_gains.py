@@ -29,8 +29,8 @@ from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.instances import random_situation
+from millrace.schedulers.measured import numbers_of
 from millrace.schedulers.problem import MINIMISED, Ints, Problem
-from millrace.schedulers.traffic import numbers_of
 
 CLUSTER = Cluster((Node("n0", 4, 1000.0, 4096), Node("n1", 4, 1000.0, 4096)), (Slot("n0", "e", 0), Slot("n1", "e", 1)))
 A, B, C = (TaskId(name, 0) for name in "abc")
