@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -171,3 +172,16 @@ class TicklessBatchingBolt(BatchingBolt):
 
     def _on_timer(self) -> None:
         self.process_batches()
+
+
+def declares_merge(component_cls: type[Component]) -> bool:
+    """True for a bolt with a static method `merge` of two parameters. Anything else of that name is the bolt's own."""
+    declared = inspect.getattr_static(component_cls, "merge", None)
+    if not isinstance(declared, staticmethod) or not issubclass(component_cls, Bolt):
+        return False
+    try:
+        parameters = inspect.signature(declared.__func__).parameters.values()
+    except ValueError:  # some built-in functions do not tell
+        return False
+    return [parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            for parameter in parameters] == [True, True]

@@ -46,7 +46,7 @@ def test_the_totals_are_exact_though_the_hot_key_changes_its_owner(guarantee: st
         cluster.tell(Regrouped(NAME, "tally", {group: owner}))
         cluster.run_until(lambda: at_rest(cluster, NAME))
     cluster.run_until(lambda: all(task.component.exhausted for task in cluster.tasks("numbers")))
-    saved = sum(task.meters.custom["merged"] for task in cluster.tasks("numbers"))
+    saved = meter(cluster, "numbers", "merged")
     assert meter(cluster, "tally", "executed") < LIMIT / 2 and saved > LIMIT / 2 and not flaws(cluster)
     drain(cluster, NAME)
     assert last_totals(guarantee) == true_totals(LIMIT)
@@ -100,4 +100,4 @@ def test_a_component_with_one_task_gets_every_tuple() -> None:
     cluster = LocalCluster(2)
     cluster.submit(MergedSums, par={"tally": 1}, config={"limit": 4000, "topology.guarantee": "at-most-once"})
     cluster.run_until(lambda: meter(cluster, "tally", "executed") == 4000)
-    assert TALLIES > 1 and "merged" not in cluster.tasks("numbers")[0].meters.custom
+    assert TALLIES > 1 and not meter(cluster, "numbers", "merged")
