@@ -30,7 +30,7 @@ from millrace.runtime.worker.wiring import Wiring, connect_local, inlet_of
 from millrace.runtime.worker.worker import Worker
 
 UNLIMITED = 1 << 62  # a window: a batch is bounded already
-GroupCounts = dict[tuple[int, str], np.ndarray]  # by task and component: the tuples sent to each key group
+SentToGroups = dict[tuple[int, str], np.ndarray]  # by task and component: the tuples sent to each key group
 KnownKeys = dict[tuple[int, str, tuple[int, ...]], dict[Any, int]]  # by task and subscription: the groups of some keys
 MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to this many rows, to call user code less often
 
@@ -49,7 +49,7 @@ class ShuffleWiring(Wiring):
     """Connects the tasks of one partition: those that are `here` to each other, and all to the shuffle."""
 
     def __init__(self, stages: Stages, stage: int, here: set[int], outbox: list[tuple[int, bytes]],
-                 group_counts: GroupCounts, known_keys: KnownKeys) -> None:
+                 group_counts: SentToGroups, known_keys: KnownKeys) -> None:
         self._stages, self._stage, self._here, self._outbox = stages, stage, here, outbox
         self._group_counts, self._known_keys = group_counts, known_keys
 
@@ -92,7 +92,7 @@ class BatchWorker(Worker):
         super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, checkpoints=checkpoints)
         self.outbox: list[tuple[int, bytes]] = []
         self.here: set[int] = set()
-        self.group_counts: GroupCounts = {}
+        self.group_counts: SentToGroups = {}
         self._known_keys: KnownKeys = {}
 
     def enter(self, stages: Stages, stage: int, tasks: Iterable[Task]) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millrace.errors import EmitError
 from millrace.runtime.hotpath.plain import Rows
 
-Column = Sequence[Any]
+Values = Sequence[Any]
 IN_ORDER = ("first", "last")
 SUMMED = ({int, float}, {int, Decimal}, {timedelta})  # types that can be added to each other
 NOTHING = type(None)
@@ -33,7 +33,7 @@ class _StaysAsItIs(Exception):
 # -- rows: the value of each key, in the order of their first rows --------------------------------------------------------
 
 
-def _firsts(keys: Column, values: Column) -> dict[Any, Any]:
+def _firsts(keys: Values, values: Values) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in zip(keys, values):
         if key not in found:
@@ -41,11 +41,11 @@ def _firsts(keys: Column, values: Column) -> dict[Any, Any]:
     return found
 
 
-def _lasts(keys: Column, values: Column) -> dict[Any, Any]:
+def _lasts(keys: Values, values: Values) -> dict[Any, Any]:
     return dict(zip(keys, values))
 
 
-def _sums(keys: Column, values: Column) -> dict[Any, Any]:
+def _sums(keys: Values, values: Values) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in zip(keys, values):
         if key in found:
@@ -55,7 +55,7 @@ def _sums(keys: Column, values: Column) -> dict[Any, Any]:
     return found
 
 
-def _least(keys: Column, values: Column) -> dict[Any, Any]:
+def _least(keys: Values, values: Values) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in zip(keys, values):
         if key not in found or value < found[key]:
@@ -63,7 +63,7 @@ def _least(keys: Column, values: Column) -> dict[Any, Any]:
     return found
 
 
-def _greatest(keys: Column, values: Column) -> dict[Any, Any]:
+def _greatest(keys: Values, values: Values) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in zip(keys, values):
         if key not in found or value > found[key]:
@@ -71,7 +71,7 @@ def _greatest(keys: Column, values: Column) -> dict[Any, Any]:
     return found
 
 
-_OF_ROWS: dict[str, Callable[[Column, Column], dict[Any, Any]]] = {
+_OF_ROWS: dict[str, Callable[[Values, Values], dict[Any, Any]]] = {
     "sum": _sums, "min": _least, "max": _greatest, "first": _firsts, "last": _lasts,
     "all": _least, "any": _greatest}  # of bool only
 
@@ -100,7 +100,7 @@ class Aggregates:
             return rows
 
     def _of_columns(self, rows: Rows) -> Rows:
-        columns: list[Column] = list(zip(*rows))
+        columns: list[Values] = list(zip(*rows))
         lacking = {number for position, how in self._how.items() for number in _lacking(columns[position], how)}
         if lacking:
             self._refuse_order()
@@ -176,7 +176,7 @@ class Aggregates:
         return pa.RecordBatch.from_arrays(list(map(column, range(batch.num_columns))), schema=batch.schema)
 
 
-def _lacking(values: Column, how: str) -> list[int]:
+def _lacking(values: Values, how: str) -> list[int]:
     """The numbers of values that cannot be combined: None, or NaN if values are compared. TypeError if the aggregate does not
     take the others."""
     if how in IN_ORDER:
@@ -196,7 +196,7 @@ def _check_types(kinds: set[type], how: str) -> None:
 
 
 def _of_batch(how: str, name: str, column: pa.Array) -> tuple[str, str]:
-    """What Arrow is to aggregate for a column."""
+    """The column that Arrow aggregates in its place, and how."""
     if how in IN_ORDER:
         return ROW, "min" if how == "first" else "max"
     if how == "sum":
@@ -217,7 +217,7 @@ def _check_sum(column: pa.Array) -> None:
 
 
 def _limit(kind: pa.DataType) -> int | Decimal:
-    """What the sums that Arrow computes for the type must be below."""
+    """The least number that Arrow's sums for the type cannot hold."""
     if pa.types.is_decimal(kind):
         return Decimal(10) ** ((76 if pa.types.is_decimal256(kind) else 38) - kind.scale)
     return 2**63 if kind == pa.int64() else 2**64

@@ -50,7 +50,7 @@ TRUTH: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def truth(rows: Sequence[Row]) -> list[Row]:
-    """What the rows of each key come to, in the order of the first rows of the keys."""
+    """The aggregates of the rows of each key, in the order of the first rows of the keys."""
     of_key = defaultdict[Row, list[Row]](list)
     for row in rows:
         of_key[row[1], row[3]].append(row)
