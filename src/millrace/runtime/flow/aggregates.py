@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from functools import reduce
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -92,28 +93,28 @@ class Aggregates:
     def rows(self, rows: Rows) -> Rows:
         """One row for each key, in the order of their first rows, or the rows as they are."""
         try:
-            return self._of_columns(rows)
+            return self._combined_rows(rows)
         except _StaysAsItIs:
             return rows
         except (TypeError, ValueError, ArithmeticError) as error:
             self._cannot(f"tuples like {rows[0]!r:.200}", error)
             return rows
 
-    def _of_columns(self, rows: Rows) -> Rows:
-        columns: list[Values] = list(zip(*rows))
+    def _combined_rows(self, rows: Rows) -> Rows:
+        columns = {position: list(map(itemgetter(position), rows)) for position in self._how}
         lacking = {number for position, how in self._how.items() for number in _lacking(columns[position], how)}
         if lacking:
             self._refuse_order()
             whole = [row for number, row in enumerate(rows) if number not in lacking]
-            return [*(self._of_columns(whole) if whole else ()), *(rows[number] for number in sorted(lacking))]
-        keys = columns[self._keys[0]] if len(self._keys) == 1 else list(zip(*(columns[key] for key in self._keys)))
+            return [*(self._combined_rows(whole) if whole else ()), *(rows[number] for number in sorted(lacking))]
+        keys = list(map(itemgetter(*self._keys), rows))
         found = {position: _OF_ROWS[how](keys, columns[position]) for position, how in self._how.items()}
         distinct = list(next(iter(found.values())))
         if len(distinct) == len(rows):
             return rows
         of_keys = dict(zip(self._keys, [distinct] if len(self._keys) == 1 else zip(*distinct)))
         return list(zip(*(found[position].values() if position in found else of_keys[position]
-                          for position in range(len(columns)))))
+                          for position in range(len(rows[0])))))
 
     def _refuse_order(self) -> None:
         """Raise if it matters in which order the rows of a key are sent: those that cannot be combined come last."""
@@ -132,7 +133,7 @@ class Aggregates:
         if batch.num_rows < 2 or self._not_batches:
             return batch
         try:
-            return self._combined(batch)
+            return self._combined_batch(batch)
         except _StaysAsItIs:
             return batch
         except pa.ArrowException as error:
@@ -141,7 +142,7 @@ class Aggregates:
             self._cannot(f"batches of {columns}", error)
             return batch
 
-    def _combined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _combined_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         whole = self._whole(batch)
         if whole is None:
             return self._grouped(batch)
