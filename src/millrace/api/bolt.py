@@ -32,8 +32,9 @@ class Bolt(Component):
 
     # A staticmethod (one, other) -> values that merges two input tuples of a key into one that has the same effect, as plain
     # tuples in the order in which they were emitted: for example (word, 3) and (word, 4) into (word, 7). Tasks that send to the
-    # bolt by a fields grouping then merge the tuples of hot keys in a chunk, so that a hot key does not overload its owner.
-    # Only a staticmethod with two parameters counts: anything else named merge is the bolt's own.
+    # bolt by a fields grouping then merge the tuples of hot keys in a chunk, so that a hot key does not overload its owner, or
+    # of all keys if the grouping says combine="merge". Only a staticmethod with two parameters counts: anything else named
+    # merge is the bolt's own.
     merge: ClassVar[Callable[[tuple[Any, ...], tuple[Any, ...]], Sequence[Any]] | None] = None
 
     # Keyed by the fields grouping; snapshotted at each wave. See api/keyed/declared.py for other kinds.
