@@ -24,12 +24,14 @@ from support.load.combined_parts import (
     CombinedRows,
     CombinedWrongly,
     MergedRows,
+    SumBatches,
+    Sums,
 )
 from support.load.measured_cluster import MeasuredCluster
 from support.load.skewed_parts import COLD, GROUPS, HOT, TALLIES, true_totals
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
-LIMIT = 20_000
+LIMIT, RATE = 8000, 16_000.0  # tuples, and those of a virtual second
 EXACTLY, AT_LEAST, AT_MOST = "exactly-once", "at-least-once", "at-most-once"
 GUARANTEES = pytest.mark.parametrize("guarantee", [AT_MOST, AT_LEAST, EXACTLY])
 FORMS = pytest.mark.parametrize("topology", [CombinedRows, MergedRows, CombinedBatches, CombinedAtTheSource])
@@ -44,6 +46,7 @@ def _no_letters() -> Iterator[None]:
 
 def started(topology: type[Topology], guarantee: str, par: dict[str, int] | None = None, **config: Any) -> MeasuredCluster:
     cluster = MeasuredCluster(3, nodes=3)
+    Sums.clock = Sums.wall_clock = SumBatches.clock = SumBatches.wall_clock = staticmethod(cluster.clock.now)
     cluster.submit(topology, par=par, config={"limit": LIMIT, "topology.guarantee": guarantee, "topology.chunk.tuples": 50,
                                               "topology.checkpoint.interval.secs": 0.1, **config})
     cluster.run(0.1)
@@ -74,7 +77,7 @@ def saved(cluster: MeasuredCluster) -> int:
 @GUARANTEES
 @FORMS
 def test_the_totals_are_exact_though_keys_and_tasks_move(topology: type[Topology], guarantee: str) -> None:
-    cluster, name = started(topology, guarantee), name_of(topology)
+    cluster, name = started(topology, guarantee, rate=RATE), name_of(topology)
     group = stable_hash(HOT[0]) % GROUPS
     for owner, task in ((1, TaskId("tally", 0)), (2, TaskId("tally", 2)), (0, TaskId("numbers", 1))):
         cluster.tell(Regrouped(name, "tally", {group: owner}))
@@ -82,7 +85,7 @@ def test_the_totals_are_exact_though_keys_and_tasks_move(topology: type[Topology
         cluster.move(name, task, (cluster.where(name)[task] + 1) % 3)
         cluster.run_until(lambda: at_rest(cluster, name))
     all_sent(cluster)
-    assert not flaws(cluster)
+    assert saved(cluster) and not flaws(cluster)
     drain(cluster, name)
     assert last_totals(guarantee) == true_totals(LIMIT)
 
@@ -106,7 +109,7 @@ def test_a_key_is_sent_once_in_a_chunk(topology: type[Topology], guarantee: str)
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @FORMS
 def test_a_lost_worker_takes_nothing_of_the_totals_with_it(topology: type[Topology], lost: int) -> None:
-    cluster = started(topology, EXACTLY)
+    cluster = started(topology, EXACTLY, rate=RATE)
     cluster.kill(lost)
     cluster.start(lost)
     finish(cluster, name_of(topology))
@@ -117,7 +120,7 @@ def test_a_lost_worker_takes_nothing_of_the_totals_with_it(topology: type[Topolo
 @FORMS
 def test_what_was_combined_is_replayed_as_a_whole_after_a_loss(topology: type[Topology], lost: int) -> None:
     """At least once, a tuple may count again, and none is missing: every root was acked."""
-    cluster = started(topology, AT_LEAST, **{"topology.message.timeout.secs": 5.0})
+    cluster = started(topology, AT_LEAST, rate=RATE, **{"topology.message.timeout.secs": 5.0})
     cluster.kill(lost)
     cluster.start(lost)
     cluster.run_until(lambda: spouts_done(cluster))
@@ -131,7 +134,7 @@ def test_what_was_combined_is_replayed_as_a_whole_after_a_loss(topology: type[To
 @pytest.mark.parametrize("seed", range(4))
 @FORMS
 def test_the_totals_are_exact_through_random_losses_and_moves(topology: type[Topology], seed: int) -> None:
-    random, cluster, name = Random(seed), started(topology, EXACTLY), name_of(topology)
+    random, cluster, name = Random(seed), started(topology, EXACTLY, rate=RATE), name_of(topology)
 
     def lose() -> None:
         slot = random.randrange(3)

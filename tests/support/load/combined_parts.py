@@ -21,6 +21,10 @@ REFUSED: set[str] = set()  # keys whose tuples the tally does not accept
 LETTERS: list[list[Any]] = []  # the values of dead letters
 
 
+class Sums(PartialSums):
+    """Those of `PartialSums`, with a clock that a test sets."""
+
+
 class SumBatches(ArrowGeneratorSpout):
     """The tuples of `PartialSums` in batches."""
 
@@ -77,7 +81,7 @@ class Letters(Bolt):
 
 
 class CombinedRows(Topology):
-    numbers = PartialSums.spec(par=2)
+    numbers = Sums.spec(par=2)
     relay = RelayRows.spec(inputs=[numbers], par=2)
     tally = PickyTotals.spec(inputs={relay: Grouping.fields("key", combine=SUMS)}, par=TALLIES)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
@@ -85,7 +89,7 @@ class CombinedRows(Topology):
 
 
 class MergedRows(Topology):
-    numbers = PartialSums.spec(par=2)
+    numbers = Sums.spec(par=2)
     relay = RelayRows.spec(inputs=[numbers], par=2)
     tally = PickyTotals.spec(inputs={relay: Grouping.fields("key", combine="merge")}, par=TALLIES)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
@@ -103,7 +107,7 @@ class CombinedBatches(Topology):
 class CombinedAtTheSource(Topology):
     """The spout itself sends to the tally, so what is combined is also what is replayed."""
 
-    numbers = PartialSums.spec(par=2)
+    numbers = Sums.spec(par=2)
     tally = PickyTotals.spec(inputs={numbers: Grouping.fields("key", combine=SUMS)}, par=TALLIES)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
 
@@ -111,6 +115,6 @@ class CombinedAtTheSource(Topology):
 class CombinedWrongly(Topology):
     """The aggregate of `count` does not take numbers."""
 
-    numbers = PartialSums.spec(par=2)
+    numbers = Sums.spec(par=2)
     tally = PickyTotals.spec(inputs={numbers: Grouping.fields("key", combine={"sum": "sum", "count": "any"})}, par=TALLIES)
     ledger = FakeLedger.spec(inputs={tally: Grouping.fields("key")}, par=2)
