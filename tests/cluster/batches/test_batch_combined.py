@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from millrace.api.topology import Topology
 from millrace.microbatch.totals import Totals
 from millrace.microbatch.work import PartitionReport
 from millrace.model.graph import batched, graph_of
-from millrace.testing.local_batches import AttemptFailed, LocalBatches
+from millrace.testing.local_batches import LocalBatches
 from support.load.combined_parts import CombinedAtTheSource, CombinedBatches, CombinedRows, MergedRows
 from support.load.skewed_parts import true_totals
+from support.suites.batch_words import fail, give_some
 from support.suites.kept_state import state_of
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
@@ -66,18 +66,8 @@ def test_the_totals_are_exact_through_random_failures(topology: type[Topology], 
     rng = random.Random(seed)
     batches = started(topology, tmp_path, seed, rng.choice([60, 200]))
 
-    def fail() -> None:
-        at = rng.randrange(3), rng.randrange(2)
-        batches.fault = lambda stage, partition: (stage, partition) == at
-        with contextlib.suppress(AttemptFailed):
-            batches.batch()
-        batches.fault = lambda stage, partition: False
-
-    def give() -> None:
-        par = batches.graph.component("tally").par
-        batches.give("tally", {group: rng.randrange(par) for group in rng.sample(range(128), 40)})
-
-    actions = [fail, fail, give, lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("tally", rng.randint(1, 6))]
+    actions = [lambda: fail(batches, rng), lambda: fail(batches, rng), lambda: give_some(batches, rng, "tally"),
+               lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("tally", rng.randint(1, 6))]
     for _ in range(8):
         rng.choice(actions)()
         batches.batch()

@@ -28,7 +28,7 @@ from support.load.combined_parts import (
     Sums,
 )
 from support.load.measured_cluster import MeasuredCluster
-from support.load.skewed_parts import COLD, GROUPS, HOT, TALLIES, true_totals
+from support.load.skewed_parts import COLD, GROUPS, HOT, TALLIES, last_totals, true_totals
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 LIMIT, RATE = 8000, 16_000.0  # tuples, and those of a virtual second
@@ -51,15 +51,6 @@ def started(topology: type[Topology], guarantee: str, par: dict[str, int] | None
                                               "topology.checkpoint.interval.secs": 0.1, **config})
     cluster.run(0.1)
     return cluster
-
-
-def last_totals(guarantee: str) -> dict[str, tuple[int, int]]:
-    """The newest total of each key; totals of a key must have come in order."""
-    last: dict[str, tuple[int, int]] = {}
-    for key, total, count in parts.VISIBLE if guarantee == EXACTLY else parts.WRITTEN:
-        assert count > last.get(key, (0, 0))[1], f"count {count} of {key} came after {last[key]}"
-        last[key] = total, count
-    return last
 
 
 def name_of(topology: type[Topology]) -> str:

@@ -9,12 +9,11 @@ import pytest
 from millrace.api.grouping import stable_hash
 from millrace.control.events import Regrouped
 from millrace.testing.local_cluster import LocalCluster
-from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import drain, meter
 from support.cluster.moved_runs import at_rest, flaws
 from support.cluster.wave_runs import finish
 from support.load.measured_cluster import MeasuredCluster
-from support.load.skewed_parts import GROUPS, HOT, TALLIES, MergedSums, Totals, true_totals
+from support.load.skewed_parts import GROUPS, HOT, TALLIES, MergedSums, Totals, last_totals, true_totals
 
 pytestmark = pytest.mark.usefixtures("fresh_wave_parts")
 NAME, LIMIT = "mergedsums", 60_000
@@ -27,15 +26,6 @@ def started(guarantee: str, **config: Any) -> MeasuredCluster:
                                        "topology.checkpoint.interval.secs": 0.1, **config})
     cluster.run(0.2)
     return cluster
-
-
-def last_totals(guarantee: str) -> dict[str, tuple[int, int]]:
-    """The newest total of each key; totals of a key must have come in order."""
-    last: dict[str, tuple[int, int]] = {}
-    for key, total, count in parts.VISIBLE if guarantee == "exactly-once" else parts.WRITTEN:
-        assert count > last.get(key, (0, 0))[1], f"count {count} of {key} came after {last[key]}"
-        last[key] = total, count
-    return last
 
 
 @GUARANTEES
