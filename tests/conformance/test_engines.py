@@ -122,6 +122,8 @@ CASES = {
     "ZipfWordCount": Case(wordcount.ZipfWordCount, LINES),
     "WordCountArrow": Case(wordcount.WordCountArrow, ARROW, highest_counts, counts_of_arrays),
     "TallyArrowCount": Case(wordcount.TallyArrowCount, ARROW, highest_counts),
+    "CombinedWordCount": Case(wordcount.CombinedWordCount, LINES, highest_counts),
+    "CombinedWordCountArrow": Case(wordcount.CombinedWordCountArrow, ARROW, highest_counts),
     "Audited": Case(audit.Audited, LINES),
     "AuditedWordCount": Case(audit.AuditedWordCount, LINES),
     "StatefulWordCount": Case(audit.StatefulWordCount, LINES),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.api.topology import Topology
 from millrace.control.batches.steps import CommitSinks
 from millrace.errors import MillraceError, TopologyError, UnknownName
 from millrace.model.graph import TaskId, graph_of
@@ -16,8 +17,9 @@ from millrace.spark.batches import reports as batch_reports
 from millrace.spark.microbatch import MicrobatchEngine
 from millrace.state.checkpoint import manifest_names
 from millrace.workloads.audit import StatefulWordCount
-from millrace.workloads.wordcount import WordCount
+from millrace.workloads.wordcount import SEED, CombinedWordCount, CombinedWordCountArrow, WordCount, expected_counts
 from support.processes.family import executor_of, python_workers
+from support.suites.kept_state import state_of
 from support.topologies.batched import SECONDS, BatchedStream, kill
 
 EXECUTORS = 2
@@ -135,6 +137,24 @@ def test_a_new_plan_while_a_batch_runs(engine: MicrobatchEngine, tmp_path: Path)
     versions = [record.plan_version for record in stream.records[count:]]
     assert versions[0] == before and versions[1] == before + 2 and not stream.retried()
     stream.finish()
+
+
+@pytest.mark.parametrize(("topology", "size"), [(CombinedWordCount, 1), (CombinedWordCountArrow, 50)])
+def test_words_are_combined_before_the_shuffle(engine: MicrobatchEngine, topology: type[Topology], size: int) -> None:
+    """Processes die with what they have combined."""
+    lines, master = 3000, engine.master
+    running = engine.submit(topology, f"combined-{size}", {
+        "limit": lines, "batch": size, "words": 200, "topology.batch.tuples": lines // 12, "topology.batch.interval.ms": 0})
+    assert master.wait_until(lambda: bool(running.positions()), SECONDS)
+    for pid in python_workers(os.getpid()):
+        kill(pid)
+    assert master.wait_until(lambda: sum(running.positions().values()) == lines // size, SECONDS)
+    graph = running.observed().graph
+    assert running.measured(lambda observed: observed.total("split", "merged")) > lines, "of ten words in each line"
+    running.kill(wait=SECONDS)
+    assert running.wait(SECONDS)
+    kept = state_of(open_store(str(master.settings["checkpoint.store"])), graph)
+    assert kept["count"]["counts"] == expected_counts(SEED, lines, 200)
 
 
 def manifests(engine: MicrobatchEngine, name: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,8 +32,9 @@ class Bolt(Component):
 
     # A staticmethod (one, other) -> values that merges two input tuples of a key into one that has the same effect, as plain
     # tuples in the order in which they were emitted: for example (word, 3) and (word, 4) into (word, 7). Tasks that send to the
-    # bolt by a fields grouping then merge the tuples of hot keys in a chunk, so that a hot key does not overload its owner.
-    # Only a staticmethod with two parameters counts: anything else named merge is the bolt's own.
+    # bolt by a fields grouping then merge the tuples of hot keys in a chunk, so that a hot key does not overload its owner, or
+    # of all keys if the grouping says combine="merge". Only a staticmethod with two parameters counts: anything else named
+    # merge is the bolt's own.
     merge: ClassVar[Callable[[tuple[Any, ...], tuple[Any, ...]], Sequence[Any]] | None] = None
 
     # Keyed by the fields grouping; snapshotted at each wave. See api/keyed/declared.py for other kinds.
@@ -171,3 +173,16 @@ class TicklessBatchingBolt(BatchingBolt):
 
     def _on_timer(self) -> None:
         self.process_batches()
+
+
+def declares_merge(component_cls: type[Component]) -> bool:
+    """True for a bolt with a static method `merge` of two parameters. Anything else of that name is the bolt's own."""
+    declared = inspect.getattr_static(component_cls, "merge", None)
+    if not isinstance(declared, staticmethod) or not issubclass(component_cls, Bolt):
+        return False
+    try:
+        parameters = inspect.signature(declared.__func__).parameters.values()
+    except ValueError:  # some built-in functions do not tell
+        return False
+    return [parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            for parameter in parameters] == [True, True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
@@ -11,6 +11,9 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 import msgspec
+
+AGGREGATES = ("sum", "min", "max", "first", "last", "all", "any")  # for the fields of tuples that are combined
+MERGE = "merge"  # combine by the static method of that name of the bolt
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -22,6 +25,7 @@ class Grouping:
     kind: str
     names: tuple[str, ...] = ()
     code: str = ""  # custom: "module:qualified.name" of a function (values, number of tasks) -> task indexes
+    combine: tuple[tuple[str, str], ...] | str = ()  # fields: (field, aggregate) of all others, or MERGE
 
     SHUFFLE: ClassVar[Grouping]  # spread evenly over the tasks
     LOCAL_OR_SHUFFLE: ClassVar[Grouping]  # tasks in the same worker if there are any, else shuffle
@@ -31,8 +35,13 @@ class Grouping:
     DIRECT: ClassVar[Grouping]  # the producer names the task with `direct_task`
 
     @classmethod
-    def fields(cls, *names: str | Sequence[str]) -> Grouping:
-        """Equal values of these fields go to the same task: `fields("a", "b")` or `fields(["a", "b"])`."""
+    def fields(cls, *names: str | Sequence[str], combine: Mapping[str, str] | str | None = None) -> Grouping:
+        """Equal values of these fields go to the same task: `fields("a", "b")` or `fields(["a", "b"])`.
+
+        `combine`: each sender combines the tuples of a key into one before it sends a chunk, and so do the senders of Arrow
+        batches. It names an aggregate for every other field: sum, min, max, first, last, all or any, for example
+        `fields("word", combine={"count": "sum"})`. Or it is "merge": rows are combined by the bolt's own `merge`.
+        """
         if len(names) == 1 and isinstance(names[0], list | tuple):
             names = tuple(names[0])
         if not names:
@@ -40,7 +49,8 @@ class Grouping:
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(f"Grouping.fields() takes field names, not {name!r} ({type(name).__name__})")
-        return cls("fields", tuple(str(name) for name in names))
+        keys = tuple(str(name) for name in names)
+        return cls("fields", keys, combine=_checked_combine(keys, combine))
 
     @classmethod
     def custom(cls, function: Callable[[Sequence[Any], int], Sequence[int]]) -> Grouping:
@@ -55,12 +65,37 @@ class Grouping:
 
     def __repr__(self) -> str:
         if self.kind == "fields":
-            return f"fields({', '.join(self.names)})"
+            return f"fields({', '.join(self.names)}{f'; {self._combined()}' if self.combine else ''})"
         return f"custom({self.code})" if self.kind == "custom" else self.kind
+
+    def _combined(self) -> str:
+        return self.combine if isinstance(self.combine, str) else ", ".join(f"{how} {field}" for field, how in self.combine)
 
 
 for _kind in ("SHUFFLE", "LOCAL_OR_SHUFFLE", "ALL", "GLOBAL", "NONE", "DIRECT"):
     setattr(Grouping, _kind, Grouping(_kind.lower().replace("_", "-")))
+
+
+def _checked_combine(keys: Sequence[str], combine: Any) -> tuple[tuple[str, str], ...] | str:
+    """The declaration as a Grouping has it. Whether it suits the stream is checked with the topology."""
+    if combine is None or combine == MERGE:
+        return combine or ()
+    if not isinstance(combine, Mapping):
+        raise TypeError(f'combine must be a dict of field to aggregate, or "{MERGE}", not {combine!r} '
+                        f"({type(combine).__name__})")
+    if not combine:
+        raise ValueError("combine is empty: name an aggregate for each field that the stream is not grouped by, for example "
+                         'combine={"count": "sum"}')
+    for field, how in combine.items():
+        if not isinstance(field, str):
+            raise TypeError(f"combine has the key {field!r} ({type(field).__name__}): fields are named by str")
+        if how not in AGGREGATES:
+            raise ValueError(f"combine has {how!r} for the field {field!r}: the aggregates are {', '.join(AGGREGATES)}. For "
+                             f'any other, define a static method `merge` in the bolt and say combine="{MERGE}"')
+        if field in keys:
+            raise ValueError(f"combine has {how!r} for the field {field!r}, by which the stream is grouped: tuples that are "
+                             "combined have the same value there. Leave it out")
+    return tuple(combine.items())
 
 
 def stable_hash(key: Any) -> int:

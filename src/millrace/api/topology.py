@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import copy
 import keyword
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
-from millrace.api.bolt import BatchingBolt, Bolt
+from millrace.api.bolt import BatchingBolt, Bolt, declares_merge
 from millrace.api.component import Component
-from millrace.api.grouping import Grouping
+from millrace.api.grouping import MERGE, Grouping
 from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.tuple import DEAD_LETTER_FIELDS, DEAD_LETTERS, DEFAULT_STREAM
 from millrace.errors import TopologyError, UnknownName
@@ -311,9 +311,9 @@ def _default_grouping(stream: Stream) -> Grouping:
     return Grouping.DIRECT if stream.direct else Grouping.SHUFFLE
 
 
-def _grouping_for(label: str, source: ComponentSpec, stream_name: str, grouping: Grouping | None) -> Grouping:
+def _grouping_for(spec: ComponentSpec, source: ComponentSpec, stream_name: str, grouping: Grouping | None) -> Grouping:
     """The grouping for that stream; an error if `grouping` does not fit it."""
-    stream = source.stream(stream_name)
+    stream, label = source.stream(stream_name), spec.label
     if grouping is None:
         return _default_grouping(stream)
     where = f"stream {stream.name!r} of {source.label}"
@@ -326,7 +326,24 @@ def _grouping_for(label: str, source: ComponentSpec, stream_name: str, grouping:
         if name not in stream.fields:
             raise TopologyError(f"{label} groups {where} by the field {name!r}, which it does not have: "
                                 f"its fields are {', '.join(stream.fields) or 'none'}")
+    if grouping.combine == MERGE and not declares_merge(spec.component_cls):
+        raise TopologyError(f'{label} reads {where} with combine="{MERGE}", but {spec.component_cls.__name__} has no static '
+                            f"method merge(one, other): define it, or name an aggregate for each field")
+    if grouping.combine and not isinstance(grouping.combine, str):
+        _check_aggregates(f"{label} combines {where}", stream.fields, grouping.names, [name for name, _ in grouping.combine])
     return grouping
+
+
+def _check_aggregates(what: str, fields: Sequence[str], keys: Sequence[str], aggregated: Sequence[str]) -> None:
+    """Every field of a stream that is combined must be a key or have an aggregate."""
+    for name in aggregated:
+        if name not in fields:
+            raise TopologyError(f"{what} by an aggregate of the field {name!r}, which it does not have: its fields are "
+                                f"{', '.join(fields)}")
+    missing = [name for name in fields if name not in (*keys, *aggregated)]
+    if missing:
+        raise TopologyError(f"{what} and says nothing about {', '.join(map(repr, missing))}: tuples that are combined keep all "
+                            "fields, so give each an aggregate, or group by it")
 
 
 # ---- checks made when the class body ends ----
@@ -409,7 +426,7 @@ def _resolved(topology: type[Topology], spec: ComponentSpec, read: SpecInput,
     for source in placed.values():
         wanted = read.source
         if source._origin is wanted._origin if isinstance(wanted, ComponentSpec) else source.name == wanted:
-            grouping = _grouping_for(spec.label, source, read.stream, read.grouping)
+            grouping = _grouping_for(spec, source, read.stream, read.grouping)
             return SpecInput(str(source.name), read.stream, grouping)
     label = read.source.label if isinstance(read.source, ComponentSpec) else repr(read.source)
     raise UnknownName(f"{spec.label} in {topology.__name__} reads {label}, which is not declared in this class body "

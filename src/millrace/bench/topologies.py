@@ -19,12 +19,23 @@ from millrace.api.spout import Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.bench.other_engines.job import Corpus
+from millrace.config import CHUNK_TUPLES
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 from millrace.connectors.settings import setting
 from millrace.connectors.sinks import Drop, DropArrow
 from millrace.errors import MillraceError
 from millrace.runtime.meters import LatencyHistogram
-from millrace.workloads.wordcount import Count, Lines, Split, SplitArrow, TallyArrow
+from millrace.workloads.wordcount import (
+    Count,
+    Lines,
+    Split,
+    SplitArrow,
+    SplitOnes,
+    SplitOnesArrow,
+    TallyArrow,
+    Total,
+    TotalArrow,
+)
 
 BENCH_SEED = 1
 
@@ -190,35 +201,35 @@ class WordsRescaled(Topology):
     count = CountArrowBatch.spec(inputs={split: Grouping.fields("word")}, par=2)
 
 
-class SplitAndCount(Bolt):
-    """Batches of lines to the words in them, each once with its number: SQL counts before it shuffles, too."""
-
-    outputs: ClassVar[list[str]] = ["word", "count"]
-
-    def process_arrow(self, batch: pa.RecordBatch) -> None:
-        words = pc.list_flatten(pc.split_pattern(batch.column(0), " ")).value_counts()
-        self.emit_arrow(pa.record_batch([words.field("values"), words.field("counts")], names=["word", "count"]))
+class BenchSplitOnes(SplitOnes):
+    named_rows: ClassVar[bool] = False
 
 
-class AddUp(ReportingBolt):
-    """Adds the numbers of `SplitAndCount` to the counts in keyed state."""
+class BenchTotal(ReportingBolt, Total):
+    named_rows: ClassVar[bool] = False
 
-    outputs: ClassVar[list[str]] = ["word", "count"]
 
-    def process_arrow(self, batch: pa.RecordBatch) -> None:
-        sums = pa.Table.from_batches([batch]).group_by("word").aggregate([("count", "sum")]).combine_chunks()
-        counts, keys = self.counts, sums.column("word").to_pylist()
-        totals = [counts[word] + n for word, n in zip(keys, sums.column("count_sum").to_pylist(), strict=True)]
-        counts.update(zip(keys, totals, strict=True))
-        self.emit_arrow(pa.record_batch([pa.array(keys, pa.string()), pa.array(totals, pa.int64())], names=["word", "count"]))
+class WordsCombinedByTuple(Topology):
+    """`WordsByTuple`, but each sender combines the words of a chunk before it sends them, as SQL does. Larger chunks have more
+    words in common."""
+
+    config: ClassVar[dict[str, Any]] = {CHUNK_TUPLES.key: 10_000}
+    lines = CorpusLines.spec(par=2)
+    split = BenchSplitOnes.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = BenchTotal.spec(inputs={split: Grouping.fields("word", combine={"count": "sum"})}, par=2)
+    drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+
+
+class TotalArrowBatch(ReportingBolt, TotalArrow):
+    """Adds up Arrow batches with numbers of words in keyed state; one update for each word and batch."""
 
 
 class WordsCombined(Topology):
-    """Arrow batch by Arrow batch, counted before the shuffle as SQL does."""
+    """Arrow batch by Arrow batch; each sender combines the words of a batch before it sends them."""
 
     lines = CorpusLinesArrow.spec(par=2)
-    split = SplitAndCount.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-    count = AddUp.spec(inputs={split: Grouping.fields("word")}, par=2)
+    split = SplitOnesArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = TotalArrowBatch.spec(inputs={split: Grouping.fields("word", combine={"count": "sum"})}, par=2)
     drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 
@@ -227,8 +238,8 @@ def words_of_dataframe(lines_of_files: Any) -> type[Topology]:
 
     class WordsOfDataFrame(Topology):
         lines = Spout.from_dataframe(lines_of_files, par=2)
-        split = SplitAndCount.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
-        count = AddUp.spec(inputs={split: Grouping.fields("word")}, par=2)
+        split = SplitOnesArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+        count = TotalArrowBatch.spec(inputs={split: Grouping.fields("word", combine={"count": "sum"})}, par=2)
         drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
     return WordsOfDataFrame

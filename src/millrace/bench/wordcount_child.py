@@ -35,6 +35,7 @@ from millrace.bench.topologies import (
     WordsByChunk,
     WordsByTuple,
     WordsCombined,
+    WordsCombinedByTuple,
     WordsDue,
     WordsTimed,
     words_of_dataframe,
@@ -46,12 +47,12 @@ from millrace.master.batch_log import BatchRecord
 from millrace.spark.microbatch import MicrobatchEngine
 
 TOPOLOGIES: dict[str, type[Topology]] = {"process": WordsByTuple, "process_rows": WordsByChunk, "process_arrow": WordsByArrow,
-                                         "process_arrow_combined": WordsCombined}
+                                         "process_combined": WordsCombinedByTuple, "process_arrow_combined": WordsCombined}
 # The component whose tuples give the rate, and the number of words that one of its tuples stands for. The sink gets an update
 # for every word, but from an Arrow batch only one for each different word; words combined before the shuffle are single words
 # nowhere after it.
 COUNTED_AT = {"process": ("drop", 1), "process_rows": ("drop", 1), "process_arrow": ("count", 1),
-              "process_arrow_combined": ("split", WORDS_PER_LINE)}
+              "process_combined": ("split", WORDS_PER_LINE), "process_arrow_combined": ("split", WORDS_PER_LINE)}
 IN_BATCHES = (WordsByArrow, WordsCombined)  # of Arrow: their size is `batch_lines`
 SPOUT_TASKS = 2
 REPORT_SECONDS = 60.0
@@ -246,6 +247,7 @@ PROGRAMS: dict[str, Callable[[RunRequest], RunResult]] = {
     "process_arrow": lambda request: measure_resident(request, "process_arrow", AT_MOST_ONCE),
     "process_acked": lambda request: measure_resident(request, "process", AT_LEAST_ONCE),
     "process_checkpointed": lambda request: measure_resident(request, "process", EXACTLY_ONCE),
+    "process_combined_checkpointed": lambda request: measure_resident(request, "process_combined", EXACTLY_ONCE),
     "process_rows_checkpointed": lambda request: measure_resident(request, "process_rows", EXACTLY_ONCE),
     "process_arrow_checkpointed": lambda request: measure_resident(request, "process_arrow", EXACTLY_ONCE),
     "process_arrow_combined_checkpointed": lambda request: measure_resident(request, "process_arrow_combined", EXACTLY_ONCE),

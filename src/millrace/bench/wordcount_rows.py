@@ -66,6 +66,7 @@ class TableRow:
 
 _CALL, _CHUNK = "a Python call for every word, every update passed on", "a chunk of words a call, every update passed on"
 _ARROW = "an Arrow batch a call, one update for each word and batch, every word shuffled"
+_CALL_COMBINED = "a Python call for every word, words counted before the shuffle"
 _COMBINED = "an Arrow batch a call, words counted before the shuffle"
 _OPERATORS = "operators on batches, every update passed on"
 _NATIVE = "split in Python, native count, one update for each word and commit"
@@ -84,6 +85,7 @@ ROWS = (
     TableRow("pathway", AT_MOST_ONCE, "Pathway", _NATIVE, _PATHWAY_SIZES, other="pathway", latency="pathway"),
     TableRow("process_acked", AT_LEAST_ONCE, "Millrace, resident", _CALL, latency="latency_process_acked"),
     TableRow("process_checkpointed", CHECKPOINTED, "Millrace, resident", _CALL, latency="latency_process_checkpointed"),
+    TableRow("process_combined_checkpointed", CHECKPOINTED, "Millrace, resident", _CALL_COMBINED),
     TableRow("process_rows_checkpointed", CHECKPOINTED, "Millrace, resident", _CHUNK),
     TableRow("process_arrow_checkpointed", CHECKPOINTED, "Millrace, resident", _ARROW, (12_500,)),
     TableRow("process_arrow_combined_checkpointed", CHECKPOINTED, "Millrace, resident", _COMBINED, _ARROW_SIZES),

@@ -91,6 +91,8 @@ def _details(topology: dict[str, Any]) -> list[tuple[str, str, str]]:
         complete = row["complete_latency_ms"]
         if complete is not None:
             details.append((row["name"], f"complete latency of a tuple {p50_and_p99(complete)} ms (p50/p99)", ""))
+        if row["merged"]:
+            details.append((row["name"], f"{count(row['merged'])} tuples merged into others before they were sent", ""))
         trouble = [f"{count(row[key])} {what}" for key, what in TROUBLE.items() if row[key]]
         if trouble:
             details.append((row["name"], ", ".join(trouble), "yellow"))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from millrace.api.grouping import Grouping
 from millrace.control.batches.actions import BatchFailed
 from millrace.control.batches.stages import Stages
 from millrace.microbatch.records import Record, pack_chunk
@@ -20,6 +21,7 @@ from millrace.runtime.flow.channel import Channel, Delivery, Inlet, Lineage, Lin
 from millrace.runtime.flow.links import Nowhere
 from millrace.runtime.flow.routing import ByFields, ByGroups
 from millrace.runtime.tasks.bolt import BoltTask
+from millrace.runtime.tasks.output import Output
 from millrace.runtime.tasks.spout import SpoutTask
 from millrace.runtime.tasks.task import Task
 from millrace.runtime.wire import messages as wire
@@ -28,6 +30,8 @@ from millrace.runtime.worker.wiring import Wiring, connect_local, inlet_of
 from millrace.runtime.worker.worker import Worker
 
 UNLIMITED = 1 << 62  # a window: a batch is bounded already
+SentToGroups = dict[tuple[int, str], np.ndarray]  # by task and component: the tuples sent to each key group
+KnownKeys = dict[tuple[int, str, tuple[int, ...]], dict[Any, int]]  # by task and subscription: the groups of some keys
 MERGED_ROWS = 1 << 17  # Arrow chunks of a stream are merged up to this many rows, to call user code less often
 
 
@@ -44,8 +48,10 @@ class ToShuffle:
 class ShuffleWiring(Wiring):
     """Connects the tasks of one partition: those that are `here` to each other, and all to the shuffle."""
 
-    def __init__(self, stages: Stages, stage: int, here: set[int], outbox: list[tuple[int, bytes]]) -> None:
+    def __init__(self, stages: Stages, stage: int, here: set[int], outbox: list[tuple[int, bytes]],
+                 group_counts: SentToGroups, known_keys: KnownKeys) -> None:
         self._stages, self._stage, self._here, self._outbox = stages, stage, here, outbox
+        self._group_counts, self._known_keys = group_counts, known_keys
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         channel = Channel(task, number, 0, target, UNLIMITED)
@@ -54,6 +60,10 @@ class ShuffleWiring(Wiring):
         elif self._stages.places[target][0] > self._stage:  # else it is fused with another task, which alone sends to it
             channel.link = ToShuffle(self._outbox, self._stages.next_hop(target, self._stage), number)
         return channel
+
+    def counted(self, task: Task, output: Output, grouping: Grouping, component: str, route: ByFields) -> ByFields:
+        counts = self._group_counts.setdefault((task.number, component), np.zeros(len(route.owners), np.int64))
+        return ByGroups(route, counts, self._known_keys.setdefault((task.number, component, route.positions), {}))
 
 
 class _NoPeers:
@@ -82,8 +92,8 @@ class BatchWorker(Worker):
         super().__init__(slot, 0, clock, _NoPeers(), _InLine(), settings, checkpoints=checkpoints)
         self.outbox: list[tuple[int, bytes]] = []
         self.here: set[int] = set()
-        self.group_counts: dict[tuple[int, str], np.ndarray] = {}
-        self._known_keys: dict[Any, dict[Any, int]] = {}  # by task and subscription: the groups of some keys
+        self.group_counts: SentToGroups = {}
+        self._known_keys: KnownKeys = {}
 
     def enter(self, stages: Stages, stage: int, tasks: Iterable[Task]) -> None:
         """Begin a partition: connect its tasks to each other and to the shuffle."""
@@ -91,21 +101,10 @@ class BatchWorker(Worker):
         self.here = {task.number for task in tasks}
         self.outbox.clear()
         self.group_counts.clear()
-        wiring = ShuffleWiring(stages, stage, self.here, self.outbox)
+        wiring = ShuffleWiring(stages, stage, self.here, self.outbox, self.group_counts, self._known_keys)
         for task in tasks:
             task.channels = {}
             wiring.wire(task)
-            self._count_groups(task)
-
-    def _count_groups(self, task: Task) -> None:
-        for component, subscription in task.topology.graph.downstream(task.name.component):
-            output = next(output for output in task.outbox.outputs if output.name == subscription.stream)
-            for number, route in enumerate(output.routes):
-                target = task.topology.graph.task(route.channels[0].target) if isinstance(route, ByFields) else None
-                if isinstance(route, ByFields) and target is not None and target.component == component.name:
-                    counts = self.group_counts.setdefault((task.number, component.name), np.zeros(len(route.owners), np.int64))
-                    known = self._known_keys.setdefault((task.number, component.name, route.positions), {})
-                    output.routes[number] = ByGroups(route, counts, known)
 
     def forget_task(self, number: int) -> None:
         """Forget the keys that a task has sent; it has ended or moved."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import importlib
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
+from millrace.api.bolt import declares_merge
 from millrace.api.component import Component
 from millrace.api.grouping import Grouping
 from millrace.api.sink import TwoPhaseSink
@@ -389,24 +389,11 @@ def _component_of(spec: ComponentSpec, par: Any, config: dict[str, Any]) -> Comp
         keyed_state=_keeps_state_by_key(spec, component_cls),
         declared=_chosen_par(spec, None, config) if isinstance(spec.par, int) else wanted,
         chosen=par is not None,
-        merges=_declares_merge(component_cls),
+        merges=declares_merge(component_cls),
         splits=splits,
         divided_by_source=(issubclass(component_cls, Spout) and component_cls.divided_by_source
                            and not issubclass(component_cls, ReplayableSpout)),
     )
-
-
-def _declares_merge(component_cls: type[Component]) -> bool:
-    """True for a bolt with a static method `merge` of two parameters. Anything else of that name is the bolt's own."""
-    declared = inspect.getattr_static(component_cls, "merge", None)
-    if not isinstance(declared, staticmethod) or issubclass(component_cls, Spout):
-        return False
-    try:
-        parameters = inspect.signature(declared.__func__).parameters.values()
-    except ValueError:  # some built-in functions do not tell
-        return False
-    return [parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            for parameter in parameters] == [True, True]
 
 
 def _splits_of(spec: ComponentSpec, component_cls: type[Component]) -> int:

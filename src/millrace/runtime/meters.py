@@ -65,8 +65,8 @@ class LatencyHistogram:
         return int(self._histogram.get_total_count()) if self._histogram is not None else 0
 
 
-COUNTERS = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
-            "errors")
+COUNTERS = ("emitted", "merged", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps",
+            "repeats", "errors")
 SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
 LATENCIES = ("execute_latency", "process_latency", "complete_latency")
 
@@ -77,7 +77,7 @@ class Meters:
     __slots__ = (*COUNTERS, *SECONDS, *LATENCIES, "custom")
 
     def __init__(self) -> None:
-        self.emitted = self.transferred = self.executed = self.acked = self.failed = 0
+        self.emitted = self.merged = self.transferred = self.executed = self.acked = self.failed = 0
         self.dead_letters = self.replayed = self.expired = self.gaps = self.repeats = self.errors = 0
         self.cpu_seconds = self.busy_seconds = self.blocked_seconds = 0.0
         self.execute_latency, self.process_latency = LatencyHistogram(), LatencyHistogram()

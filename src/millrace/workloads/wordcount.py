@@ -254,6 +254,71 @@ class TallyArrowCount(Topology):
     drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=1)
 
 
+class SplitOnes(Bolt):
+    """Splits a line into words, each with the number one."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+
+    def process(self, tup: Tuple) -> None:
+        emit = self.emit
+        for word in tup.values[0].split():
+            emit((word, 1))
+
+
+class Total(Bolt):
+    """Adds up numbers of words in keyed state; emits every update."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+    counts = CounterState()
+
+    def process(self, tup: Tuple) -> None:
+        word, n = tup.values
+        self.counts[word] = count = self.counts[word] + n
+        self.emit((word, count))
+
+
+class CombinedWordCount(Topology):
+    """Word count in which each sender counts the words of a chunk before it sends them. Settings: those of WordCount."""
+
+    lines = Lines.spec(par=2)
+    split = SplitOnes.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = Total.spec(inputs={split: Grouping.fields("word", combine={"count": "sum"})}, par=2)
+    drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=1)
+
+
+class SplitOnesArrow(Bolt):
+    """Splits batches of lines into batches of words, each with the number one."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        words = pc.list_flatten(pc.split_pattern(batch.column(0), " "))
+        self.emit_arrow(pa.record_batch([words, pa.array(np.ones(len(words), np.int64))], names=["word", "count"]))
+
+
+class TotalArrow(Bolt):
+    """Adds up batches with numbers of words in keyed state; emits for each batch its words with their new counts."""
+
+    outputs: ClassVar[list[str]] = ["word", "count"]
+    counts = CounterState()
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        sums = pa.Table.from_batches([batch]).group_by("word").aggregate([("count", "sum")]).combine_chunks()
+        counts, words = self.counts, sums.column("word").to_pylist()
+        totals = [counts[word] + n for word, n in zip(words, sums.column("count_sum").to_pylist(), strict=True)]
+        counts.update(zip(words, totals, strict=True))
+        self.emit_arrow(pa.record_batch([pa.array(words, pa.string()), pa.array(totals, pa.int64())], names=["word", "count"]))
+
+
+class CombinedWordCountArrow(Topology):
+    """Word count in Arrow batches, counted by each sender before it sends them. Settings: those of WordCountArrow."""
+
+    lines = LinesArrow.spec(par=2)
+    split = SplitOnesArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    count = TotalArrow.spec(inputs={split: Grouping.fields("word", combine={"count": "sum"})}, par=2)
+    drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=1)
+
+
 def configured_table(spout: GeneratorSpout, conf: dict[str, Any]) -> list[list[str]]:
     """The table for a spout's `seed`, `words` and `zipf`."""
     return table_words(setting(spout, conf, "seed", int, SEED), setting(spout, conf, "words", int, VOCABULARY, least=1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import Counter
 from pathlib import Path
@@ -22,7 +21,7 @@ from millrace.model.graph import TaskId, batched, graph_of
 from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import NumberedLines, SplitNumbered, TallyNumbered
 from millrace.workloads.wordcount import expected_counts
-from support.suites.batch_words import check, run_to_the_end, words
+from support.suites.batch_words import check, fail, give_some, run_to_the_end, words
 from support.suites.kept_state import state_of
 
 
@@ -38,20 +37,9 @@ def test_results_are_exact_through_random_failures(tmp_path: Path, seed: int) ->
     rng = random.Random(seed)
     batches = LocalBatches(words(tmp_path / "out"), str(tmp_path / "store"), processes=3, seed=seed,
                            most_tuples=rng.choice([7, 60]))
-
-    def fail() -> None:
-        at = rng.randrange(3), rng.randrange(2)
-        batches.fault = lambda stage, partition: (stage, partition) == at
-        with contextlib.suppress(AttemptFailed):
-            batches.batch()
-        batches.fault = lambda stage, partition: False
-
-    def give() -> None:
-        par = batches.graph.component("count").par
-        batches.give("count", {group: rng.randrange(par) for group in rng.sample(range(128), 40)})
-
-    actions = [fail, fail, give, lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("count", rng.randint(1, 6)),
-             lambda: batches.scale("sink", rng.randint(1, 4)), lambda: batches.scale("split", rng.randint(1, 4))]
+    actions = [lambda: fail(batches, rng), lambda: fail(batches, rng), lambda: give_some(batches, rng, "count"),
+               lambda: batches.kill(rng.randrange(3)), lambda: batches.scale("count", rng.randint(1, 6)),
+               lambda: batches.scale("sink", rng.randint(1, 4)), lambda: batches.scale("split", rng.randint(1, 4))]
     for _ in range(15):
         rng.choice(actions)()
         batches.batch()

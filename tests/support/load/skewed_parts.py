@@ -14,6 +14,7 @@ from millrace.api.tuple import Tuple
 from millrace.config import KEY_GROUP_COUNT
 from millrace.connectors.generator import GeneratorSpout
 from millrace.model.plan import initial_key_groups
+from support.cluster import wave_parts as parts
 from support.cluster.wave_parts import FakeLedger, Tally
 
 TALLIES = 4
@@ -105,6 +106,15 @@ def true_totals(limit: int) -> dict[str, tuple[int, int]]:
         total, count = totals.get(part_key(number), (0, 0))
         totals[part_key(number)] = total + number, count + 1
     return totals
+
+
+def last_totals(guarantee: str) -> dict[str, tuple[int, int]]:
+    """The newest total of each key; totals of a key must have come in order."""
+    last: dict[str, tuple[int, int]] = {}
+    for key, total, count in parts.VISIBLE if guarantee == "exactly-once" else parts.WRITTEN:
+        assert count > last.get(key, (0, 0))[1], f"count {count} of {key} came after {last[key]}"
+        last[key] = total, count
+    return last
 
 
 def skewed_key(number: int) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from pathlib import Path
 from typing import Any
 
 from millrace.model.graph import TopologyGraph, batched, graph_of
-from millrace.testing.local_batches import LocalBatches
+from millrace.testing.local_batches import AttemptFailed, LocalBatches
 from millrace.workloads.audit import StatefulWordCount, audit, true_counts
 from support.suites.kept_state import state_of
 from support.topologies.audited import assert_exact
@@ -23,6 +25,21 @@ def run_to_the_end(batches: LocalBatches) -> None:
         if not sum(task.meters["emitted"] for report in batches.batch() for task in report.tasks):
             return
     raise AssertionError("the spouts did not finish")
+
+
+def fail(batches: LocalBatches, rng: random.Random) -> None:
+    """Break an attempt off, after a partition of one of the first stages."""
+    at = rng.randrange(3), rng.randrange(2)
+    batches.fault = lambda stage, partition: (stage, partition) == at
+    with contextlib.suppress(AttemptFailed):
+        batches.batch()
+    batches.fault = lambda stage, partition: False
+
+
+def give_some(batches: LocalBatches, rng: random.Random, component: str) -> None:
+    """Give some key groups of the component to other tasks."""
+    par = batches.graph.component(component).par
+    batches.give(component, {group: rng.randrange(par) for group in rng.sample(range(128), 40)})
 
 
 def check(batches: LocalBatches, out: Path) -> None:

@@ -47,6 +47,30 @@ def test_fields_refuses(names: tuple[Any, ...], error: type[Exception], message:
         Grouping.fields(*names)
 
 
+def test_a_combine_has_an_aggregate_for_each_field_or_is_the_merge_of_the_bolt() -> None:
+    combined = Grouping.fields("a", combine={"n": "sum", "at": "last"})
+    assert combined.names == ("a",) and combined.combine == (("n", "sum"), ("at", "last"))
+    assert repr(combined) == "fields(a; sum n, last at)"
+    assert repr(Grouping.fields("a", "b", combine="merge")) == "fields(a, b; merge)"
+    assert Grouping.fields("a", combine=None) == Grouping.fields("a") != combined
+
+
+@pytest.mark.parametrize(("combine", "error", "message"), [
+    ({}, ValueError, "combine is empty"),
+    ({"n": "mean"}, ValueError, r"'mean' for the field 'n': the aggregates are sum, min, max, first, last, all, any"),
+    ({"n": sum}, ValueError, "the aggregates are sum"),
+    ({"n": ["sum"]}, ValueError, "the aggregates are sum"),
+    ({"a": "sum"}, ValueError, "by which the stream is grouped"),
+    ({3: "sum"}, TypeError, r"key 3 \(int\)"),
+    ("sum", TypeError, r'or "merge", not \'sum\' \(str\)'),
+    (["n"], TypeError, "a dict of field to aggregate"),
+    (True, TypeError, "not True"),
+])
+def test_combine_refuses(combine: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Grouping.fields("a", combine=combine)
+
+
 def test_custom_names_a_function_that_every_worker_can_import() -> None:
     assert Grouping.custom(by_length).code == f"{__name__}:by_length"
     assert repr(Grouping.custom(by_length)) == f"custom({__name__}:by_length)"
@@ -56,7 +80,8 @@ def test_custom_names_a_function_that_every_worker_can_import() -> None:
 
 
 @pytest.mark.parametrize("grouping", [getattr(Grouping, name) for name in CONSTANTS]
-                         + [Grouping.fields("a", "b"), Grouping.custom(by_length)])
+                         + [Grouping.fields("a", "b"), Grouping.custom(by_length), Grouping.fields("a", combine="merge"),
+                            Grouping.fields("a", combine={"n": "sum", "at": "last"})])
 def test_a_grouping_travels(grouping: Grouping) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(grouping), type=Grouping) == grouping
 

@@ -53,6 +53,11 @@ class Batches(BatchingBolt):
     def process_batch(self, key: Any, tups: list[Any]) -> None: ...
 
 
+class Merging(Sink):
+    @staticmethod
+    def merge(one: Any, other: Any) -> Any: ...
+
+
 class WordCount(Topology):
     config = {"topology.message.timeout.secs": 30}
     lines = Lines.spec(par=2)
@@ -227,6 +232,17 @@ def cyclic() -> None:
     declare(lines=lines, a=a, b=b, c=Split.spec(inputs=[b]))
 
 
+def combining(key: str, combine: Any, sink: type[Bolt] = Sink) -> Callable[[], type[Topology]]:
+    """Declare a topology whose sink reads the words of Split by this key, combined."""
+
+    def build() -> type[Topology]:
+        lines = Lines.spec()
+        split = Split.spec(inputs=[lines])
+        return declare(lines=lines, split=split, sink=sink.spec(inputs={split: Grouping.fields(key, combine=combine)}))
+
+    return build
+
+
 def reading(make: Callable[[ComponentSpec], Any]) -> Callable[[], object]:
     """Declare a topology whose sink reads the inputs that `make` returns for the spec of Lines."""
 
@@ -270,6 +286,12 @@ def nested() -> None:
 def several(self: Any, *args: Any) -> None: ...
 
 
+@pytest.mark.parametrize(("combine", "sink"), [({"length": "max"}, Sink), ("merge", Merging), ({"length": "max"}, Merging)])
+def test_the_tuples_of_a_stream_may_be_combined(combine: Any, sink: type[Bolt]) -> None:
+    topology = combining("word", combine, sink)()
+    assert topology.specs[2].inputs[0].grouping == Grouping.fields("word", combine=combine)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "empty": (declare, VALUE, r"Bad has no components.*add at least a spout"),
     "empty subclass": (lambda: type("Sub", (WordCount,), {}), VALUE, r"WordCount are not inherited"),
@@ -287,6 +309,15 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "unknown field": (reading(lambda lines: {lines: Grouping.fields("wrod")}), VALUE,
                       r"'sink' groups stream 'default' of 'lines' by the field 'wrod'.*its fields are line"),
     "empty fields": (reading(lambda lines: {lines: Grouping.fields()}), ValueError, r"at least one field"),
+    "combine of an unknown field": (combining("word", {"wrod": "sum", "length": "sum"}), VALUE,
+                                    r"'sink' combines stream 'default' of 'split' by an aggregate of the field 'wrod', .*"
+                                    r"its fields are word, length"),
+    "combine that leaves a field": (reading(lambda lines: {StreamRef("sink", "dead-letters"): Grouping.fields(
+        "component", combine={"task": "sum"})}), VALUE, r"says nothing about 'stream', 'values', 'error'.*or group by it"),
+    "combine by a merge that is none": (combining("word", "merge"), VALUE,
+                                        r"combine=\"merge\", but Sink has no static method merge\(one, other\): define it, or"),
+    "combine of a direct stream": (reading(lambda lines: {lines["chosen"]: Grouping.fields("line", combine={"n": "sum"})}),
+                                   VALUE, r"'chosen' of 'lines' by fields\(line; sum n\), but that stream is direct"),
     "direct on a stream that is not": (reading(lambda lines: {lines: Grouping.DIRECT}), VALUE,
                                        r"'sink' reads stream 'default' of 'lines' by direct.*direct=True"),
     "direct stream by shuffle": (reading(lambda lines: {lines["chosen"]: Grouping.SHUFFLE}), VALUE,

@@ -19,8 +19,8 @@ Status = dict[str, Any]
 
 
 def component(name: str, kind: str = "bolt", **changed: Any) -> Status:
-    counters = dict.fromkeys(("transferred", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
-                              "errors"), 0)
+    counters = dict.fromkeys(("merged", "transferred", "acked", "failed", "dead_letters", "replayed", "expired", "gaps",
+                              "repeats", "errors"), 0)
     latency = {"p50": 123.4, "p99": 98_765.4} if kind == "bolt" else None
     return {"name": name, "kind": kind, "par": 2, **counters, "emitted": 987_654_321, "queue_length": 12_345,
             "executed": 123_456_789 if kind == "bolt" else 0, "execute_latency_ms": latency, "process_latency_ms": latency,
@@ -86,6 +86,12 @@ worker  node  process    tasks
      0  vm    pid 12345  count[0], lines[0], split[0]
      1  vm    pid 12346  count[1], lines[1], split[1]
 """
+
+
+def test_tuples_that_were_merged_are_counted_where_there_are_some() -> None:
+    rows = [component("lines", "spout"), component("split", merged=123_456)]
+    assert shown(status([topology("t", rows)], [])).count("merged into others") == 1
+    assert "  split: 123 k tuples merged into others before they were sent" in shown(status([topology("t", rows)], []))
 
 
 def test_current_rates_are_labelled() -> None:

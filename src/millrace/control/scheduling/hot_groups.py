@@ -42,8 +42,9 @@ class HotGroup:
         if not self.key:
             why = "Make the bolt faster, or give it fewer tuples of these keys"
         elif self.key_share >= MOST_OF:
-            why = (f"The key {self.key} has about {self.key_share:.0%} of its tuples. Declare a `merge` in the bolt, so that "
-                   "its senders merge tuples of a key, or make it faster (process_rows, process_arrow)")
+            why = (f"The key {self.key} has about {self.key_share:.0%} of its tuples. Declare a `merge` in the bolt, or "
+                   "a `combine` in its grouping, so that its senders merge tuples of a key, or make it faster (process_rows, "
+                   "process_arrow)")
         else:
             why = (f"Its most frequent key, {self.key}, has only about {self.key_share:.0%} of its tuples, so more key groups "
                    "would help: start the topology anew with a larger topology.key.groups")

@@ -21,8 +21,8 @@ from millrace.model.load import Load, TaskLoad
 from millrace.model.prediction import Prediction
 from millrace.runtime.meters import LATENCIES
 
-SHOWN = ("emitted", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps", "repeats",
-         "errors")
+SHOWN = ("emitted", "merged", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps",
+         "repeats", "errors")
 ADDRESSES = (FEED, TAP_METRIC)  # reported as metrics, for feeders and readers only
 
 

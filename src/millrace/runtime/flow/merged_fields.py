@@ -1,4 +1,5 @@
-"""Merges tuples of hot keys before they are sent, for bolts that declare how: so every sender does a part of the work.
+"""Merges tuples before they are sent, for bolts that declare how: so every sender does a part of the work. Hot keys are found
+from a sample; a subscription may ask for all keys instead.
 
 The tuples of a key in a chunk become one tuple, a partial aggregate, which the owner of the key merges into its state as it
 does with any other. Nothing is kept from one chunk to the next, so waves, roll-backs, replays and moves do not differ, and it
@@ -13,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from millrace.api.grouping import stable_hash
 from millrace.errors import EmitError
@@ -29,10 +31,9 @@ KeyedRow = tuple[Any, ...]
 class Merge:
     """The `merge` of a bolt class, as its senders call it. After an error, which is reported, nothing is merged any more."""
 
-    def __init__(self, code: str, checked: Callable[[Any], KeyedRow], report: Callable[[BaseException], None],
-                 count: Callable[[int], None]) -> None:
-        """`checked` makes a row of the stream from values; `count` is told the number of tuples that were saved."""
-        self._code, self._checked, self._report, self._count = code, checked, report, count
+    def __init__(self, code: str, checked: Callable[[Any], KeyedRow], report: Callable[[BaseException], None]) -> None:
+        """`checked` makes a row of the stream from values."""
+        self._code, self._checked, self._report = code, checked, report
         self._call: Callable[[KeyedRow, KeyedRow], Any] | None = None
         self._failed = False
 
@@ -51,17 +52,41 @@ class Merge:
             self._failed = True
             self._report(error)
             return rows
-        self._count(len(rows) - 1)
         return [merged]
+
+
+class MergedKeys:
+    """Merges the tuples of every key."""
+
+    def __init__(self, positions: Sequence[int], merge: Merge) -> None:
+        """`positions`: of the key."""
+        self._key, self._merge = itemgetter(*positions), merge
+
+    def rows(self, rows: Rows) -> Rows:
+        """One row for each key, in the order of their first rows, or the rows as they are."""
+        key, of_key = self._key, dict[Any, list[KeyedRow]]()
+        try:
+            for row in rows:
+                of_key.setdefault(key(row), []).append(row)
+        except TypeError:  # a list or dict as key: it has a stable hash but is not hashable
+            return rows
+        return [row for same in of_key.values() for row in self._merge(same, key)]
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch as it is: a merge takes rows."""
+        return batch
 
 
 class ByMergedFields(BySampledFields):
     """Also merges the tuples of the keys that are hot by the sample. They have buckets of their own, so a tuple of another key
     costs nothing more. What they become comes after the other tuples of the chunk."""
 
-    def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys, merge: Merge) -> None:
+    def __init__(self, route: ByFields, counts: np.ndarray, heavy: HeavyKeys, merge: Merge,
+                 count_saved: Callable[[int], None]) -> None:
+        """`count_saved` is told the number of tuples that were saved."""
         super().__init__(route, counts, heavy)
-        self._merge, self._hot = merge, dict[Any, int]()  # by key: its bucket, after those of the channels
+        self._merge, self._count_saved = merge, count_saved
+        self._hot = dict[Any, int]()  # by key: its bucket, after those of the channels
         self._memory = KeyMemory(self._bucket_of)
         self._batch_sample = KeySample(len(route.owners), heavy, super()._note)  # batches are sent as they are
         self._choose()
@@ -94,6 +119,7 @@ class ByMergedFields(BySampledFields):
         for hot, bucket in self._hot.items():
             if buckets[bucket]:
                 merged = self._merge(buckets[bucket], key)
+                self._count_saved(len(buckets[bucket]) - len(merged))
                 buckets[self._task_of(hot)] += merged
                 self._counts[stable_hash(hot) % len(self.owners)] += len(merged)
         return buckets[:tasks]

@@ -41,6 +41,9 @@ class Route:
     def split_batch(self, batch: pa.RecordBatch) -> Parts:
         raise NotImplementedError
 
+    def count(self) -> None:
+        """Bring counts of what was sent up to date, if the route has some that lag behind."""
+
 
 class ToOne(Route):
     """Sends everything to one task: a global grouping, or a target with a single task."""

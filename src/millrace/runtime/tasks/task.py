@@ -26,7 +26,7 @@ from millrace.errors import EncodingError
 from millrace.model.graph import ComponentDef, TaskId
 from millrace.runtime.flow.channel import Channel
 from millrace.runtime.flow.heavy_keys import HeavyKeys
-from millrace.runtime.flow.routing import ByFields, BySampledFields
+from millrace.runtime.flow.routing import ByFields
 from millrace.runtime.meters import Meters
 from millrace.runtime.tasks.checkpointing.snapshots import Snapshots
 from millrace.runtime.tasks.checkpointing.waves import TaskWaves
@@ -236,24 +236,19 @@ class Task:
         self.count_blocked(self.worker.clock.now())
         self.size_chunks()
 
-    def group_counts_of(self, route: ByFields) -> np.ndarray:
-        """The counts of tuples sent to each key group of the component that the route leads to."""
-        return self.group_counts.setdefault(self.component_of(route), np.zeros(len(route.owners), np.int64))
+    def group_counts_of(self, component: str, route: ByFields) -> np.ndarray:
+        """The counts of tuples sent to each key group of the component, to which the route leads."""
+        return self.group_counts.setdefault(component, np.zeros(len(route.owners), np.int64))
 
     def count_groups(self) -> None:
         """Bring the counts of key groups up to date."""
         for output in self.outbox.outputs:
             for route in output.routes:
-                if isinstance(route, BySampledFields):
-                    route.count()
+                route.count()
 
     def count_merged(self, saved: int) -> None:
-        """Count tuples that were merged into others before they were sent, as a metric of the task."""
-        self.meters.custom["merged"] = self.meters.custom.get("merged", 0) + saved
-
-    def component_of(self, route: ByFields) -> str:
-        """The component that the route leads to."""
-        return self.topology.graph.task(route.channels[0].target).component
+        """Count tuples that were merged into others before they were sent."""
+        self.meters.merged += saved
 
     def size_chunks(self) -> None:
         """Send chunks as large as the slowest receiver wants them, up to the configured size."""

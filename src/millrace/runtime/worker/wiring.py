@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millrace.api.grouping import Grouping
 from millrace.errors import UnknownName
 from millrace.model.graph import Input, TaskId
+from millrace.runtime.flow.aggregates import Aggregates
 from millrace.runtime.flow.channel import UNPLACED, Channel, Inlet, Lane
+from millrace.runtime.flow.combined import Combined
 from millrace.runtime.flow.links import Links
-from millrace.runtime.flow.merged_fields import ByMergedFields, Merge
+from millrace.runtime.flow.merged_fields import ByMergedFields, Merge, MergedKeys
 from millrace.runtime.flow.pace import FIRST_TUPLES
-from millrace.runtime.flow.routing import ByFields, BySampledFields, make_route
+from millrace.runtime.flow.routing import ByFields, BySampledFields, Route, make_route
 from millrace.runtime.tasks.bolt import BoltTask
 from millrace.runtime.tasks.host import TaskTopology
 from millrace.runtime.tasks.output import Output
@@ -38,7 +41,7 @@ class Wiring:
                     targets.append(channels[number])
             routes[subscription.stream].append((subscription, component.name, targets))
         for output in outputs:
-            output.routes = [make_route(subscription.grouping, targets, output.fields, *lanes_of(run, component, targets))
+            output.routes = [self._route(task, output, subscription.grouping, component, targets)
                              for subscription, component, targets in routes[output.name]
                              if subscription.grouping.kind != "direct"]
             output.targets = {channel.target: channel for subscription, _, targets in routes[output.name]
@@ -47,8 +50,23 @@ class Wiring:
         if isinstance(task, BoltTask):
             forget_inlets(task)
 
+    def _route(self, task: Task, output: Output, grouping: Grouping, component: str, targets: Sequence[Channel]) -> Route:
+        route = make_route(grouping, targets, output.fields, *lanes_of(task.topology, component, targets))
+        if isinstance(route, ByFields):
+            route = self.counted(task, output, grouping, component, route)
+        if not grouping.combine:
+            return route
+        keys = [output.fields.index(name) for name in grouping.names]
+        combiner = (MergedKeys(keys, merge_of(task, output, component)) if isinstance(grouping.combine, str)
+                    else Aggregates(output.fields, keys, grouping.combine, lambda error: task.report_error(error, None)))
+        return Combined(route, combiner, task.count_merged)
+
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         """Make or reuse the channel from the task to the target task of this number."""
+        raise NotImplementedError
+
+    def counted(self, task: Task, output: Output, grouping: Grouping, component: str, route: ByFields) -> ByFields:
+        """The route to the component with counts of the tuples that are sent to each key group."""
         raise NotImplementedError
 
 
@@ -63,14 +81,9 @@ def lanes_of(run: TaskTopology, component: str, targets: Sequence[Channel]) -> t
     return [lane_of.get(group, owner) for group, owner in enumerate(owners)], lanes
 
 
-def sampled(task: Task, output: Output, route: ByFields) -> ByFields:
-    """The route with counts of key groups and frequent keys, and with merging of hot keys if its target declares how."""
-    component = task.topology.graph.component(task.component_of(route))
-    counts, heavy = task.group_counts_of(route), task.heavy_keys[component.name]
-    if not component.merges:
-        return BySampledFields(route, counts, heavy)
-    return ByMergedFields(route, counts, heavy, Merge(component.code, output.row, lambda error: task.report_error(error, None),
-                                                      task.count_merged))
+def merge_of(task: Task, output: Output, component: str) -> Merge:
+    """The `merge` of a bolt class, for a sender of tuples to it."""
+    return Merge(task.topology.graph.component(component).code, output.row, lambda error: task.report_error(error, None))
 
 
 class LinkWiring(Wiring):
@@ -82,8 +95,14 @@ class LinkWiring(Wiring):
     def wire(self, task: Task) -> None:
         task.count_groups()  # the routes of the last plan end
         super().wire(task)
-        for output in task.outbox.outputs:
-            output.routes = [sampled(task, output, route) if isinstance(route, ByFields) else route for route in output.routes]
+
+    def counted(self, task: Task, output: Output, grouping: Grouping, component: str, route: ByFields) -> ByFields:
+        """The route with counts of key groups and frequent keys, from a sample, and with merging of hot keys if the bolt
+        declares how and its senders do not combine all keys."""
+        counts, heavy = task.group_counts_of(component, route), task.heavy_keys[component]
+        if grouping.combine or not task.topology.graph.component(component).merges:
+            return BySampledFields(route, counts, heavy)
+        return ByMergedFields(route, counts, heavy, merge_of(task, output, component), task.count_merged)
 
     def channel(self, task: Task, target: TaskId, number: int) -> Channel:
         run = task.topology

@@ -50,7 +50,8 @@ def test_a_group_that_fills_a_task_is_hot_with_its_key() -> None:
     assert (hot.topology, hot.task, hot.group, hot.key) == ("t", C1, 2, "'the'")
     assert (hot.share, hot.key_share) == (pytest.approx(0.8), pytest.approx(0.75))
     assert hot.describe().startswith("key group 2 of count, in count[1], needs about 80% of a task's time")
-    assert "The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt" in hot.describe()
+    assert ("The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt, or a `combine` in its grouping, so"
+            in hot.describe())
 
 
 def test_a_group_of_many_keys_asks_for_more_groups() -> None:

@@ -63,8 +63,8 @@ def test_warnings_name_the_store_topologies_that_wait_and_long_calls() -> None:
         "no worker could be added: no core is free",
         "t: its spouts wait, because 2 waves in a row have failed: no space left",
         "t: key group 7 of out, in out[0], needs about 90% of a task's time, and tasks cannot share a key group: more tasks, "
-        "or `balance`, do not help. The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt, so "
-        "that its senders merge tuples of a key, or make it faster (process_rows, process_arrow)",
+        "or `balance`, do not help. The key 'the' has about 75% of its tuples. Declare a `merge` in the bolt, or a "
+        "`combine` in its grouping, so that its senders merge tuples of a key, or make it faster (process_rows, process_arrow)",
         "t: slow", "worker 0: process of out[0] of 't' (out.py:7) has not returned for 61 s"]
 
 

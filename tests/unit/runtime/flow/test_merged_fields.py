@@ -1,4 +1,4 @@
-"""Merging of hot keys at their senders: against the route that merges nothing."""
+"""Merging of hot keys, or of all, at their senders: against the route that merges nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from millrace.api.grouping import stable_hash
 from millrace.errors import TopologyError
 from millrace.runtime.flow.channel import Channel
+from millrace.runtime.flow.combined import Combined
 from millrace.runtime.flow.heavy_keys import ENOUGH, HeavyKeys
-from millrace.runtime.flow.merged_fields import ByMergedFields, Merge
+from millrace.runtime.flow.merged_fields import ByMergedFields, Merge, MergedKeys
 from millrace.runtime.flow.routing import SAMPLED, ByFields
 
 GROUPS = 8
@@ -34,8 +35,8 @@ def routes(tasks: int = 3) -> tuple[ByFields, ByMergedFields, list[BaseException
     channels = [Channel(None, index, 1, "", 4) for index in range(tasks)]  # type: ignore[arg-type]
     plain = ByFields(channels, [0], [group % tasks for group in range(GROUPS)])
     errors, saved, counts = list[BaseException](), list[int](), np.zeros(GROUPS, np.int64)
-    merge = Merge(f"{__name__}:Sums", tuple, errors.append, saved.append)
-    return plain, ByMergedFields(plain, counts, HeavyKeys(), merge), errors, saved, counts
+    merge = Merge(f"{__name__}:Sums", tuple, errors.append)
+    return plain, ByMergedFields(plain, counts, HeavyKeys(), merge, saved.append), errors, saved, counts
 
 
 def by_key(parts: Any) -> dict[tuple[int, Any], list[int]]:
@@ -128,9 +129,33 @@ def test_keys_that_are_lists_are_sent_as_they_are() -> None:
     assert saved == []
 
 
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=40), max_size=20))
+def test_all_keys_are_merged_in_the_order_of_their_first_tuples(chunks: list[list[int]]) -> None:
+    errors, saved = list[BaseException](), list[int]()
+    plain = routes()[0]
+    combined = Combined(plain, MergedKeys([0], Merge(f"{__name__}:Sums", tuple, errors.append)), saved.append)
+    for keys in chunks:
+        rows = [(key, [number]) for number, key in enumerate(keys)]
+        parts = list(combined.split(rows))
+        assert by_key(parts) == by_key(plain.split(rows)) and not errors
+        sent = [key for _, part in parts for key, _ in part]
+        assert sorted(sent) == sorted(set(keys)) and sum(saved) == len(keys) - len(sent)
+        saved.clear()
+        assert [[key for key in dict.fromkeys(keys) if key in of_task] for of_task in (
+            [key for key, _ in part] for _, part in parts)] == [[key for key, _ in part] for _, part in parts]
+
+
+def test_a_merge_leaves_batches_and_keys_that_are_lists_as_they_are() -> None:
+    errors = list[BaseException]()
+    merged = MergedKeys([0], Merge(f"{__name__}:Sums", tuple, errors.append))
+    batch = pa.record_batch({"key": ["a", "a"], "numbers": [[1], [2]]})
+    rows: list[tuple[Any, ...]] = [(["a"], [1]), (["a"], [2])]
+    assert merged.batch(batch) is batch and merged.rows(rows) is rows and not errors
+
+
 def test_code_that_cannot_be_imported_is_reported_once() -> None:
     errors = list[BaseException]()
-    merge = Merge("no.such.module:Bolt", tuple, errors.append, lambda saved: None)
+    merge = Merge("no.such.module:Bolt", tuple, errors.append)
     rows: list[tuple[Any, ...]] = [("a", 1), ("a", 2)]
     assert merge(rows, lambda row: row[0]) == rows == merge(rows, lambda row: row[0])
     (error,) = errors
