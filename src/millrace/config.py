@@ -118,7 +118,8 @@ CHANNEL_SECONDS = Setting("topology.channel.secs", 0.5, low=0.001,
                                 "least one tuple from each. Less: shorter waves and latency behind a slow bolt. More: fewer, "
                                 "larger chunks.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
-                     about="Milliseconds before next_tuple is called again after it emitted nothing.")
+                     about="Milliseconds, which may be a fraction, before next_tuple is called again after it emitted nothing. "
+                           "A spout that tells with `due_in` when its next tuple is due is called then.")
 DATAFRAME_CHECKPOINT = Setting("topology.dataframe.checkpoint", None, text=True,
                                about="Spark's checkpoint directory or URI for the DataFrames of spouts, with a directory below "
                                      "it for each such spout; if set for one component, that spout's own directory. Unset: "
