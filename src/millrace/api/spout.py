@@ -62,8 +62,8 @@ class Spout(Component):
         return None
 
     def due_in(self) -> float | None:
-        """Returns the seconds until the source has a tuple for this task; None if that is not known. `next_tuple` is called again
-        then, or else after `topology.spout.wait.ms`. Called when `next_tuple` has emitted nothing, where that is called, so it
+        """Returns the seconds until the source has a tuple for this task; None if that is not known. `next_tuple` is called
+        again then, or else after `topology.spout.wait.ms`. Called when that has emitted nothing, where it is called, so it
         must be cheap."""
         return None
 

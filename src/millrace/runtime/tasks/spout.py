@@ -96,10 +96,13 @@ class SpoutTask(Task):
         if self.departure is not None:
             self.departure.go_on()
         self.split_moves.go_on()
-        if self.busy or not self.started or (self.waves.pending and self.waves.run_next()):
+        if self.busy or not self.started:
+            return
+        # Acks are delivered before a wave: what they are for would be repeated after a return to it.
+        if self.waves.pending and not self.notices.waiting and self.waves.run_next():
             return
         notices = self.notices.take(room=not self.blocked)
-        emit = self.may_emit() and now >= self.wake_at
+        emit = not self.waves.pending and now >= self.wake_at and self.may_emit()
         if self.waits:
             self._wait_for_others(now)
         else:
@@ -189,7 +192,9 @@ class SpoutTask(Task):
         self.tracking.leave()
 
     def emitted_for_good(self) -> int:
-        return super().emitted_for_good() - self.tracking.flight.tuples
+        """A restart begins with the oldest tuple in flight, and repeats those behind it that are finished, too."""
+        oldest = next(iter(self.tracking.flight.roots.values()), None)
+        return super().emitted_for_good() if oldest is None else oldest.before
 
     def idle(self) -> bool:
         return not (self.busy or self.tracking.flight.roots or self.notices.due(room=True))
