@@ -50,6 +50,7 @@ class SpoutTask(Task):
         self.wake_at = 0.0  # when to call next_tuple again after it emitted nothing
         self.active = False
         self._raised = False  # next_tuple raised in the last step
+        self._filled_since = 0.0  # when the first tuple of a chunk was emitted
         self._dry = False  # next_tuple has emitted nothing in its last call
         self._due_at: float | None = None  # when it will have something, as far as the spout knew then
         self.notices: SpoutNotices = SpoutNotices(self)
@@ -148,6 +149,8 @@ class SpoutTask(Task):
                 due_in = self.component.due_in()
                 self._dry, self._due_at = True, None if due_in is None else now() + due_in
                 return
+            if not calls:
+                self._filled_since = now()
             before, calls = after, calls + 1
             if calls % CALLS_PER_CLOCK_READ == 0 and now() >= deadline:
                 return
@@ -158,7 +161,10 @@ class SpoutTask(Task):
         if self.ended:
             return
         now = self.worker.clock.now()
-        sent = self._send_groups(now)
+        before, sent = self.meters.emitted, self._send_groups(now)
+        if sent and self._filled_since:
+            self.meters.outbox_latency.record(self.worker.clock.now() - self._filled_since, self.meters.emitted - before)
+            self._filled_since = 0.0
         if sent and self.waits:
             self._wait_for_others(now)
         if self._raised or self._dry or (emitted and not sent):

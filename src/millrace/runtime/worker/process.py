@@ -30,6 +30,7 @@ from millrace.config import (
     LEASE,
     LOG_LEVEL,
     OTHER_PROCESSES,
+    SPIN_MICROS,
 )
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime.checkpoints.access import CheckpointAccess
@@ -224,7 +225,7 @@ class WorkerProcess:
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
                           welcome.generation, self.node.name, node_path, self.threads.died, welcome.author)
             plans = PlanReader(self.context, node_path)
-            waiter = Waiter()
+            waiter = Waiter(SPIN_MICROS.of(self.setup.settings) / 1e6)
             pulse.start()
             agent.start()
             error = ""
