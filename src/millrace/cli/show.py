@@ -216,7 +216,7 @@ def _pairs(load: dict[str, Any]) -> Listing:
 
 
 def _hops(hops: list[dict[str, Any]]) -> Listing:
-    """Where the latency goes, from component to component."""
+    """The parts of the latency from component to component."""
     return Listing(
         "parts of the latency, ms p50/p99",
         Column("from", [hop["from"] for hop in hops], figures=False),

@@ -75,8 +75,8 @@ HOP_LATENCIES = ("wire_latency", "inbox_latency", "chunk_latency")
 
 
 class HopMeters:
-    """What chunks from one component waited for on their way to this task: the wire, the inbox, and user code, which takes them
-    chunk by chunk. Those from the same worker are on no wire."""
+    """The parts of the way of chunks from one component to this task: on the wire, in the inbox, and in user code, which takes
+    them whole. Those from the same worker are on no wire."""
 
     __slots__ = HOP_LATENCIES
 

@@ -176,7 +176,7 @@ class SpoutTask(Task):
             self.worker.ready(self)
 
     def _next_call(self, now: float) -> float:
-        """When to call next_tuple again after it emitted nothing or raised."""
+        """The time to call next_tuple again after it emitted nothing or raised."""
         if self._raised or self._due_at is None:
             return now + self.wait
         return min(self._due_at, now + LONGEST_WAIT)

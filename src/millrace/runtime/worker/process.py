@@ -48,8 +48,8 @@ from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, visit
 from millrace.runtime.worker.long_calls import LongCalls
+from millrace.runtime.worker.loop_wait import LoopWait
 from millrace.runtime.worker.threads import TaskThreads
-from millrace.runtime.worker.waiter import Waiter
 from millrace.runtime.worker.worker import Worker
 
 log = logging.getLogger("millrace.worker")
@@ -225,7 +225,7 @@ class WorkerProcess:
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
                           welcome.generation, self.node.name, node_path, self.threads.died, welcome.author)
             plans = PlanReader(self.context, node_path)
-            waiter = Waiter(SPIN_MICROS.of(self.setup.settings) / 1e6)
+            waiter = LoopWait(SPIN_MICROS.of(self.setup.settings) / 1e6)
             pulse.start()
             agent.start()
             error = ""
@@ -266,7 +266,7 @@ class WorkerProcess:
                                 f"{seconds:g} s: it is not reachable from this host, or the key is wrong")
 
     def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse, plans: PlanReader,
-              agent: Agent, calls: LongCalls, waiter: Waiter) -> str:
+              agent: Agent, calls: LongCalls, waiter: LoopWait) -> str:
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             waiter.poller.register(source, zmq.POLLIN)
         self._taps.listen_with(waiter.poller)

@@ -13,7 +13,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # its calls are short: they keep the
 _NANOSECONDS = 1_000_000_000
 
 
-class Waiter:
+class LoopWait:
     """Polls sockets and file descriptors, and a timer of the kernel: ZeroMQ's own time limit counts in milliseconds, which is
     as long as a tuple takes from a spout to a sink. It looks again and again for `spin` seconds before it sleeps: the wake-up
     of a sleeping process takes some tens of microseconds, that of a sleeping core more."""
@@ -28,7 +28,7 @@ class Waiter:
         self.poller.register(self._timer, zmq.POLLIN)
 
     def wait(self, seconds: float) -> dict[Any, int]:
-        """What is ready, at the latest after so many seconds."""
+        """Everything that is ready, at the latest after so many seconds."""
         poll = self.poller.poll
         if seconds <= 0.0:
             return dict(poll(0))
