@@ -118,7 +118,8 @@ CHANNEL_SECONDS = Setting("topology.channel.secs", 0.5, low=0.001,
                                 "least one tuple from each. Less: shorter waves and latency behind a slow bolt. More: fewer, "
                                 "larger chunks.")
 SPOUT_WAIT = Setting("topology.spout.wait.ms", 1.0, low=0,
-                     about="Milliseconds before next_tuple is called again after it emitted nothing.")
+                     about="Milliseconds, which may be a fraction, before next_tuple is called again after it emitted nothing. "
+                           "A spout that tells with `due_in` when its next tuple is due is called then.")
 DATAFRAME_CHECKPOINT = Setting("topology.dataframe.checkpoint", None, text=True,
                                about="Spark's checkpoint directory or URI for the DataFrames of spouts, with a directory below "
                                      "it for each such spout; if set for one component, that spout's own directory. Unset: "
@@ -160,6 +161,9 @@ CALL_LIMIT = Setting("worker.call.limit.secs", 0.0, low=0,
                      about="Seconds that user code may take for one chunk, on a worker's loop or on the thread of a blocking "
                            "task, before the worker is restarted; also to start a task, and at a wave. 0: no limit; `status` "
                            "warns after 10 seconds.")
+SPIN_MICROS = Setting("worker.spin.micros", 0.0, low=0,
+                      about="Microseconds for which an idle worker looks for messages before it sleeps. It then answers "
+                            "sooner, and uses a whole core for as long: only for workers that have cores to spare.")
 LEASE = Setting("worker.lease.secs", 10.0, low=0.1,
                 about="Seconds without a message from the master after which a worker exits.")
 HELLO = Setting("worker.hello.secs", 20.0, low=0.1,

@@ -61,6 +61,12 @@ class Spout(Component):
         their shares of what it has. The engine computes from it the rate that the source offers."""
         return None
 
+    def due_in(self) -> float | None:
+        """Returns the seconds until the source has a tuple for this task; None if that is not known. `next_tuple` is called
+        again then, or else after `topology.spout.wait.ms`. Called when that has emitted nothing, where it is called, so it
+        must be cheap."""
+        return None
+
     def activate(self) -> None: ...
 
     def deactivate(self) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from millrace.cli.figures import count, megabytes, number_of, share, size
+from millrace.cli.figures import count, megabytes, number_of, p50_and_p99, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, ranges, task_names
 from millrace.control.migrations import COMPLETED
 from millrace.control.wording import parts_word
@@ -138,7 +138,7 @@ def print_load(answer: dict[str, Any], tasks: bool = False) -> None:
     for name, load in answer["topologies"].items():
         listings += [_components_load(name, load["components"]), _components_time(load["components"])]
         listings += [_latencies(load["prediction"])] if load.get("prediction") else []
-        listings += [_tasks_load(load), _pairs(load)] if tasks else []
+        listings += [_tasks_load(load), _pairs(load), _hops(load["hops"])] if tasks else []
     for listing in [*listings, _workers_load(answer["workers"])]:
         console.print(listing)
         console.print()
@@ -213,6 +213,16 @@ def _pairs(load: dict[str, Any]) -> Listing:
         Column("to", [target for _, target, _ in most], figures=False),
         Column("tuples/s", [count(tuples / seconds) for _, _, tuples in most]),
         Column("bytes/s", [size(sizes.get((source, target), 0) / seconds) for source, target, _ in most]))
+
+
+def _hops(hops: list[dict[str, Any]]) -> Listing:
+    """The parts of the latency from component to component."""
+    return Listing(
+        "parts of the latency, ms p50/p99",
+        Column("from", [hop["from"] for hop in hops], figures=False),
+        Column("to", [hop["to"] for hop in hops], figures=False),
+        *(Column(title, [p50_and_p99(hop[f"{name}_latency_ms"]) for hop in hops])
+          for title, name in (("outbox", "outbox"), ("wire", "wire"), ("inbox", "inbox"), ("user code", "chunk"))))
 
 
 def _workers_load(workers: dict[str, Any]) -> Listing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -116,13 +117,28 @@ class GeneratorSpout(ReplayableSpout):
         """The tuples that are due and not emitted; None without a `rate`."""
         return max(0, self._due() - self._next_position) if self._paced else None
 
+    def due_in(self) -> float | None:
+        if self.exhausted:
+            return math.inf
+        if not self._paced or self._pace_start is None:
+            return None
+        return self._due_at(self._next_position) - self.clock()
+
+    def _due_at(self, position: int) -> float:
+        """The time at which a position is due, by the timetable, which has begun."""
+        assert self._pace_start is not None
+        return self._pace_start + (position - self._pace_base + self._shift()) / self._rate
+
+    def _shift(self) -> float:
+        """The part of an interval by which this instance is later than the first one: splits of a task take turns."""
+        return self.task_index / self.parallelism if self.splits else 0.0
+
     def _due(self) -> int:
         """The first position that is not due yet."""
         now = self.clock()
         if self._pace_start is None:
             self._pace_start, self._pace_base = now, self._next_position
-        shift = self.task_index / self.parallelism if self.splits else 0.0  # splits of a task take turns
-        due = self._pace_base + int((now - self._pace_start) * self._rate + 1 - shift)
+        due = self._pace_base + int((now - self._pace_start) * self._rate + 1 - self._shift())
         if self._end is not None:
             due = min(due, self._end)
         self._report_behind(now, due)

@@ -79,6 +79,10 @@ class LoadSpout(GeneratorSpout):
     def deactivate(self) -> None:
         """The timetable goes on."""
 
+    def _due_at(self, position: int) -> float:
+        assert self._pace_start is not None
+        return self._pace_start + self.pattern.time_of(self.ordinal(position))
+
     def _due(self) -> int:
         if self.exhausted:
             return self._next_position

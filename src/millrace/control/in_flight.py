@@ -22,6 +22,7 @@ class Root:
     attempt: int
     doomed: float | None = None  # fails at this time unless it completes before: part of it may be lost with a worker
     origin: float = 0.0  # as in `Lineage`
+    before: int = 0  # tuples that the task had emitted when it was sent
 
 
 @dataclass(slots=True)
@@ -38,8 +39,10 @@ class InFlight:
     wary_until: float = float("-inf")  # until then other workers may still send to a lost worker
     wary_deadline: float = 0.0  # at which roots sent meanwhile fail
 
-    def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int, origin: float = 0.0) -> None:
-        self.roots[root] = Root(ids, tuples, now, attempt, self.wary_deadline if now < self.wary_until else None, origin)
+    def sent(self, root: int, ids: list[Any], tuples: int, now: float, attempt: int, origin: float = 0.0,
+             before: int = 0) -> None:
+        doomed = self.wary_deadline if now < self.wary_until else None
+        self.roots[root] = Root(ids, tuples, now, attempt, doomed, origin, before)
         self.tuples += tuples
 
     def finished(self, root: int, now: float) -> Root | None:

@@ -71,10 +71,26 @@ SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
 LATENCIES = ("execute_latency", "process_latency", "complete_latency")
 
 
+HOP_LATENCIES = ("wire_latency", "inbox_latency", "chunk_latency")
+
+
+class HopMeters:
+    """The parts of the way of chunks from one component to this task: on the wire, in the inbox, and in user code, which takes
+    them whole. Those from the same worker are on no wire."""
+
+    __slots__ = HOP_LATENCIES
+
+    def __init__(self) -> None:
+        self.wire_latency, self.inbox_latency, self.chunk_latency = LatencyHistogram(), LatencyHistogram(), LatencyHistogram()
+
+    def report(self) -> dict[str, str]:
+        return {name: getattr(self, name).take() for name in HOP_LATENCIES}
+
+
 class Meters:
     """The meters of one task. Counters only rise; latencies are since the last report."""
 
-    __slots__ = (*COUNTERS, *SECONDS, *LATENCIES, "custom")
+    __slots__ = (*COUNTERS, *SECONDS, *LATENCIES, "custom", "hops", "outbox_latency")
 
     def __init__(self) -> None:
         self.emitted = self.merged = self.transferred = self.executed = self.acked = self.failed = 0
@@ -82,13 +98,24 @@ class Meters:
         self.cpu_seconds = self.busy_seconds = self.blocked_seconds = 0.0
         self.execute_latency, self.process_latency = LatencyHistogram(), LatencyHistogram()
         self.complete_latency = LatencyHistogram()
+        self.outbox_latency = LatencyHistogram()  # from the emit of a chunk's first tuple until the chunk is sent
+        self.hops: dict[str, HopMeters] = {}  # by the component that chunks come from
         self.custom: dict[str, Any] = {}
+
+    def hop(self, component: str) -> HopMeters:
+        """The meters of what comes from a component."""
+        meters = self.hops.get(component)
+        if meters is None:
+            meters = self.hops[component] = HopMeters()
+        return meters
 
     def report(self) -> dict[str, Any]:
         """Plain data for the master. Taking it empties the latency histograms."""
         out: dict[str, Any] = {name: getattr(self, name) for name in COUNTERS + SECONDS}
         for name in LATENCIES:
             out[name] = getattr(self, name).take()
+        out["outbox_latency"] = self.outbox_latency.take()
+        out["hops"] = {component: hop.report() for component, hop in list(self.hops.items())}  # a thread may add one
         if self.custom:
             out["custom"] = dict(self.custom)
         return out

@@ -85,7 +85,11 @@ def finish_at_least(cluster: LocalCluster, limit: int = LIMIT, name: str = "atle
         spouts = [task.component for task in tasks(cluster, "numbers")]
         return len(spouts) == 2 and all(spout.exhausted and not spout.unacked_tuples for spout in spouts)
 
-    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_acked())
+    def all_have_their_state() -> bool:
+        """False while a move goes on: the new incarnation of a task has no state yet."""
+        return len(tasks(cluster, "tally")) == sum(task.component == "tally" for task in cluster.where(name))
+
+    cluster.run_until(lambda: cluster.master.topologies[name].status == "running" and all_acked() and all_have_their_state())
     counted, truth = counts(cluster), expected_counts(limit, ways)
     assert counted.keys() == truth.keys()
     assert all(counted[key] >= truth[key] for key in truth)

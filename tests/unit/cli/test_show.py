@@ -51,6 +51,15 @@ worker  node        tasks
 """
 
 
+def test_parts_of_the_latency(capsys: Capture) -> None:
+    print_load(load(), tasks=True)
+    assert """
+parts of the latency, ms p50/p99
+from   to      outbox  wire   inbox  user code
+lines  count  0.012/1     -  0.5/12  0.021/0.3
+""" in printed(capsys)
+
+
 def test_a_large_plan(capsys: Capture) -> None:
     print_plan(plan(100, 4, LONG, NODE))
     text = printed(capsys)
@@ -81,6 +90,9 @@ def load(component: str = "count", node: str = "vm", links: int = 0) -> dict[str
                 "components": {component: {"arrival_rate": 10_002.4, "true_processing_rate": None, "cpu_mhz": 621.0,
                                            "memory_mb": 0.5, "queue_length": 12_345, "offered_rate": 12_003.0, "lag": 777,
                                            "busy": 0.5, "blocked": 0.25, "idle": 0.25}},
+                "hops": [{"from": "lines", "to": component, "outbox_latency_ms": {"p50": 0.012, "p99": 1.04},
+                          "wire_latency_ms": None, "inbox_latency_ms": {"p50": 0.5, "p99": 12.5},
+                          "chunk_latency_ms": {"p50": 0.021, "p99": 0.3}}],
                 "window_seconds": 20.0, "tasks": {f"{component}[{index}]": task for index in range(30)},
                 "traffic": [[f"{component}[{index}]", f"{component}-2[1]", index * 20] for index in range(30)],
                 "traffic_bytes": [[f"{component}[{index}]", f"{component}-2[1]", index * 20_000] for index in range(30)]}}}
@@ -139,6 +151,7 @@ def test_load_of_tasks_and_pairs(capsys: Capture) -> None:
     text = printed(capsys)
     assert "6.17 M" in text and "50%" in text
     assert "most traffic, 10 of 30 pairs of tasks" in text
+    assert "parts of the latency, ms p50/p99" in text
     assert text.index("  29 kB\n") < text.index("  20 kB\n"), "those with most traffic first"
     print_load({**load(), "workers": {}})
     assert printed(capsys) == "nothing measured yet: the first figures come after 20 s\n"

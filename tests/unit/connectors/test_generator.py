@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pyarrow as pa
 import pytest
 from recording import attach, drain
@@ -69,6 +71,28 @@ def test_paced_emits_what_is_due():
     clock.now += 0.35
     spout.next_tuple()
     assert positions(recorder) == [1, 2, 3]
+
+
+def test_a_paced_spout_tells_when_its_next_tuple_is_due():
+    clock = FakeClock()
+    spout, recorder = attach(Numbers, {"rate": 64, "limit": 3}, clock=clock)
+    assert spout.due_in() is None  # the timetable begins with the first call
+    for number in range(3):
+        spout.next_tuple()
+        assert positions(recorder) == [number]
+        clock.now += 0.5 / 64
+        assert spout.due_in() == (0.5 / 64 if number < 2 else math.inf)  # no rounding; nothing follows the last one
+        clock.now += 0.5 / 64
+    free, _ = attach(Numbers, {}, clock=clock)
+    assert free.due_in() is None
+
+
+def test_splits_of_one_task_are_due_in_turns():
+    clock = FakeClock()
+    spouts = [attach(type("Shares", (Numbers,), {"splits": 2}), {"rate": 64}, index, 2, clock=clock)[0] for index in range(2)]
+    for spout in spouts:
+        spout.next_tuple()
+    assert [spout.due_in() for spout in spouts] == [1 / 32, 1 / 64]
 
 
 def test_paced_catches_up_after_it_was_held_and_says_how_far_it_is_behind():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_lag_counts_tuples_that_are_due_and_not_emitted():
     assert len(take(spout)) == 4 and spout.lag() == 36
     drain(spout)
     assert spout.lag() == 0
+
+
+def test_it_tells_when_its_next_tuple_is_due():
+    clock = SetClock()
+    spout = spout_at({**STEP, "limit": 12}, clock)
+    assert rows(spout) == [] and spout.due_in() == 0.0
+    clock.now += 0.95
+    assert len(rows(spout)) == 10
+    assert spout.due_in() == pytest.approx(0.05)
+    clock.now += 10
+    assert len(rows(spout)) == 2 and spout.due_in() == math.inf
 
 
 def test_tasks_share_the_load():

@@ -71,8 +71,9 @@ def test_a_report_has_every_meter_and_can_travel() -> None:
     meters = Meters()
     meters.emitted, meters.failed, meters.cpu_seconds = 7, 2, 0.5
     meters.complete_latency.record(0.25, 3)
+    meters.hop("lines").inbox_latency.record(0.01)
     report = meters.report()
-    assert {*COUNTERS, *SECONDS, *LATENCIES} == set(report)
+    assert {*COUNTERS, *SECONDS, *LATENCIES, "outbox_latency", "hops"} == set(report)
     assert (report["emitted"], report["failed"], report["executed"], report["cpu_seconds"]) == (7, 2, 0, 0.5)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(report)) == report
 

@@ -9,14 +9,34 @@ from typing import Any
 
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Latency, Load, TaskLoad
-from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, LatencyHistogram
+from millrace.runtime.meters import COUNTERS, HOP_LATENCIES, LATENCIES, SECONDS, LatencyHistogram
 
 TOTALS = COUNTERS + SECONDS
 ERRORS_KEPT = 50
 
 
-def _histograms() -> dict[str, LatencyHistogram]:
-    return {name: LatencyHistogram() for name in LATENCIES}
+OUTBOX = "outbox_latency"
+
+
+def _histograms(names: Iterable[str] = LATENCIES) -> dict[str, LatencyHistogram]:
+    return {name: LatencyHistogram() for name in names}
+
+
+class _Hops:
+    """The parts of the latency of one task in a window: what its output waited for, and what came from each component."""
+
+    __slots__ = ("outbox", "received")
+
+    def __init__(self) -> None:
+        self.outbox = LatencyHistogram()
+        self.received: dict[str, dict[str, LatencyHistogram]] = {}  # by component
+
+    def merge(self, report: Mapping[str, Any]) -> None:
+        self.outbox.merge(report.get(OUTBOX, ""))
+        for component, latencies in report.get("hops", {}).items():
+            received = self.received.setdefault(component, _histograms(HOP_LATENCIES))
+            for name, histogram in received.items():
+                histogram.merge(latencies[name])
 
 
 @dataclass(slots=True)
@@ -41,6 +61,8 @@ class TaskObserved:
     groups_before: dict[str, list[int]] = field(default_factory=dict)
     latencies: dict[str, LatencyHistogram] = field(default_factory=_histograms)
     recent: dict[str, LatencyHistogram] = field(default_factory=_histograms)  # of the window that has not ended yet
+    hops: _Hops = field(default_factory=_Hops)  # of the window that has not ended yet,
+    last_hops: _Hops | None = None  # and of the last one that has
     custom: dict[str, Any] = field(default_factory=dict)
 
     def take(self, slot: int, at: float, report: dict[str, Any]) -> None:
@@ -64,6 +86,7 @@ class TaskObserved:
         self.heavy_keys = report.get("heavy_keys", {})
         for name in LATENCIES:
             self.recent[name].merge(report[name])
+        self.hops.merge(report)
         self.custom.update(report.get("custom", {}))
 
     def total(self, name: str) -> float:
@@ -76,6 +99,7 @@ class TaskObserved:
     def end_window(self) -> dict[str, LatencyHistogram]:
         """The latencies of the window that ends now; they count in `latencies` from here on."""
         ended, self.recent = self.recent, _histograms()
+        self.last_hops, self.hops = self.hops, _Hops()
         for name in LATENCIES:
             self.latencies[name].add(ended[name])
         return ended
@@ -147,6 +171,22 @@ class TopologyObserved:
                 merged.add(observed.latency(name))
         return merged
 
+    def hops(self) -> list[dict[str, Any]]:
+        """The parts of the latency between each two components in the last window, or since the start if none has ended: p50
+        and p99 in milliseconds, or None for what was not measured."""
+        parts: dict[tuple[str, str], dict[str, LatencyHistogram]] = {}
+        outboxes: dict[str, LatencyHistogram] = {}
+        for task, observed in sorted(self.tasks.items()):
+            hops = observed.last_hops or observed.hops
+            outboxes.setdefault(task.component, LatencyHistogram()).add(hops.outbox)
+            for source, latencies in hops.received.items():
+                merged = parts.setdefault((source, task.component), _histograms(HOP_LATENCIES))
+                for name, histogram in latencies.items():
+                    merged[name].add(histogram)
+        return [{"from": source, "to": target, **{f"{name}_ms": _p50_and_p99(histogram) for name, histogram in {
+                 OUTBOX: outboxes.get(source, LatencyHistogram()), **latencies}.items()}}
+                for (source, target), latencies in parts.items()]
+
     def load(self, now: float) -> Load:
         """The load since the topology was submitted."""
         spouts = {component.name for component in self.graph.components if component.kind == "spout"}
@@ -186,6 +226,11 @@ def percentiles(histogram: LatencyHistogram) -> Latency | None:
     """Percentiles and mean; None if nothing was recorded."""
     p50, p99 = histogram.percentile_ms(50), histogram.percentile_ms(99)
     return Latency(p50, p99, histogram.mean_ms()) if p50 is not None and p99 is not None else None
+
+
+def _p50_and_p99(histogram: LatencyHistogram) -> dict[str, float] | None:
+    measured = percentiles(histogram)
+    return {"p50": measured.p50, "p99": measured.p99} if measured else None
 
 
 def rate_between(before: dict[TaskId, tuple[float, float]], after: dict[TaskId, tuple[float, float]]) -> float:

@@ -125,7 +125,7 @@ def topology_status(state: TopologyState, observed: TopologyObserved, batches: B
             "version": state.version, "uptime_seconds": round(seconds, 1), "tasks": len(state.places), "losses": state.losses,
             "components": [_component(state, observed, component.name, component.kind, component.par, seconds)
                            for component in state.graph.components],
-            "spouts_wait": state.spouts_wait, "failed_waves": state.failed_waves,
+            "hops": observed.hops(), "spouts_wait": state.spouts_wait, "failed_waves": state.failed_waves,
             "metrics": _metrics(observed)}
 
 
@@ -171,6 +171,7 @@ def load_of(state: MasterView, scheduling: SchedulingLoop, topology: str | None)
         "links": scheduling.links.to_json(),
         "nodes": {name: msgspec.to_builtins(load) for name, load in sample.nodes.items()} if sample else {},
         "topologies": {name: {**_estimate(state.topologies[name].graph, scheduling.load[name]),
+                              "hops": scheduling.hops(name),
                               "prediction": _prediction(scheduling.elastic.predictions.get(name))}
                        for name in names if name in scheduling.load},
     }

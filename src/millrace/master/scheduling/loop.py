@@ -139,6 +139,11 @@ class SchedulingLoop:
         seconds = self.window_seconds
         return self._first + math.floor((self._monitor.since - self._first) / seconds + 0.5) * seconds + seconds
 
+    def hops(self, topology: str) -> list[dict[str, Any]]:
+        """The parts of the latency between each two components of a topology in the last window."""
+        observed = self._port.observed.get(topology)
+        return observed.hops() if observed is not None else []
+
     def end_window(self, now: float) -> None:
         state = self._port.state
         plans = {name: topology.plan for name, topology in state.topologies.items() if name in self._port.observed}

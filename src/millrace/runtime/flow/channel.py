@@ -277,7 +277,7 @@ class Channel:
                 owner.worker.slot, owner.worker.generation, owner.topology.number, owner.topology.epoch,
                 owner.topology.version, owner.number, owner.incarnation, self.target, self.target_incarnation, stream, seq,
                 count, form, edge, list(lineage.roots), lineage.attempt, now - lineage.birth, lane,
-                now - origin if origin > 0 else origin)
+                now - origin if origin > 0 else origin, owner.worker.clock.wall())
             self.link.send([wire.encode(header), body])
         elif self.target_incarnation == UNPLACED and count and not lane:  # a lane's groups may get another owner: not held
             self._held.append(HeldChunk(stream, body, count, form, edge, lineage))

@@ -25,6 +25,7 @@ class Execution:
 
     def __init__(self, task: BoltTask) -> None:
         self._task, self._reader, self._clock = task, task.reader, task.worker.clock
+        self.ended = 0.0  # time when the last chunk was executed
         self._whole_chunks = task.definition.mode != "process"
         self._run = {"process": self._run_each, "process_rows": self._run_rows,
                      "process_arrow": self._run_arrow}[task.definition.mode]
@@ -45,6 +46,10 @@ class Execution:
         meters.busy_seconds += elapsed
         meters.executed += delivery.count
         meters.execute_latency.record(elapsed / (delivery.count or 1), delivery.count)
+        hop = meters.hop(delivery.component)
+        hop.inbox_latency.record(start - delivery.arrived, delivery.count)
+        hop.chunk_latency.record(elapsed, delivery.count)
+        self.ended = start + elapsed
 
     def run_calls(self, calls: list[Callable[[], None]]) -> None:
         """Run user code that belongs to no chunk."""

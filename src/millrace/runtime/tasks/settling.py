@@ -23,10 +23,13 @@ class Settling:
     def __init__(self, task: BoltTask) -> None:
         self._task = task
         self.open: list[Delivery] = []  # executed; their output has not been sent
+        self._since = 0.0  # time when the first of them was
 
     def executed(self, delivery: Delivery) -> None:
         """Settle later if more input waits and there is little output yet."""
         task = self._task
+        if not self.open:
+            self._since = task.execution.ended
         self.open.append(delivery)
         if (not task.inbox.waiting or len(self.open) >= OPEN_DELIVERIES
                 or task.waiting() >= task.chunk_tuples):
@@ -35,12 +38,15 @@ class Settling:
     def settle(self) -> None:
         acks = self._task.acks
         opened, self.open = self.open, []
+        emitted = self._task.meters.emitted
         if acks.verdicts and not acks.by_hand:
             acks.settle_failures(opened)
         take = self._task.outbox.take
         while groups := take():  # sending may add dead letters
             for group in groups:
                 self._send_group(group, opened)
+        if opened and (sent := self._task.meters.emitted - emitted):
+            self._task.meters.outbox_latency.record(self._task.worker.clock.now() - self._since, sent)
         for delivery in opened:
             if not acks.keeps(delivery):
                 self.close(delivery)

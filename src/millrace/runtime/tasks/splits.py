@@ -200,6 +200,10 @@ class Splits(ReliableSpout):
             if waiting() > before:
                 return
 
+    def due_in(self) -> float | None:
+        dues = [due for part in self._turns if (due := part.due_in()) is not None]
+        return min(dues) if dues and len(dues) == len(self._turns) else None
+
     def ack(self, tup_id: Any) -> None:
         position, split = divmod(tup_id, self._splits)
         part = self.parts.get(split)

@@ -31,6 +31,7 @@ from millrace.runtime.tasks.user_errors import USER_ERRORS
 if TYPE_CHECKING:
     from millrace.runtime.tasks.handover.succession import Incarnation
 
+LONGEST_WAIT = 0.05  # seconds until next_tuple is called again, whatever the spout expects
 CALLS_PER_CLOCK_READ = 8  # calls of next_tuple before the clock is read again
 
 
@@ -49,6 +50,9 @@ class SpoutTask(Task):
         self.wake_at = 0.0  # when to call next_tuple again after it emitted nothing
         self.active = False
         self._raised = False  # next_tuple raised in the last step
+        self._filled_since = 0.0  # when the first tuple of a chunk was emitted
+        self._dry = False  # next_tuple has emitted nothing in its last call
+        self._due_at: float | None = None  # when it will have something, as far as the spout knew then
         self.notices: SpoutNotices = SpoutNotices(self)
         self.tracking = SpoutTracking(self)
         self.splits = SplitPositions(self) if self.definition.splits else None
@@ -73,6 +77,7 @@ class SpoutTask(Task):
     def set_active(self, active: bool) -> None:
         if active != self.active:
             self.active = active
+            self.wake_at = 0.0  # it may have another timetable
             self.count_blocked(self.worker.clock.now(), idle=not active)
             if self.started:
                 self.notices.add_activity(active)
@@ -92,10 +97,13 @@ class SpoutTask(Task):
         if self.departure is not None:
             self.departure.go_on()
         self.split_moves.go_on()
-        if self.busy or not self.started or (self.waves.pending and self.waves.run_next()):
+        if self.busy or not self.started:
+            return
+        # Acks are delivered before a wave: what they are for would be repeated after a return to it.
+        if self.waves.pending and not self.notices.waiting and self.waves.run_next():
             return
         notices = self.notices.take(room=not self.blocked)
-        emit = self.may_emit() and now >= self.wake_at
+        emit = not self.waves.pending and now >= self.wake_at and self.may_emit()
         if self.waits:
             self._wait_for_others(now)
         else:
@@ -138,7 +146,11 @@ class SpoutTask(Task):
             next_tuple()
             after = self.waiting()
             if after == before:
+                due_in = self.component.due_in()
+                self._dry, self._due_at = True, None if due_in is None else now() + due_in
                 return
+            if not calls:
+                self._filled_since = now()
             before, calls = after, calls + 1
             if calls % CALLS_PER_CLOCK_READ == 0 and now() >= deadline:
                 return
@@ -149,16 +161,25 @@ class SpoutTask(Task):
         if self.ended:
             return
         now = self.worker.clock.now()
-        sent = self._send_groups(now)
+        before, sent = self.meters.emitted, self._send_groups(now)
+        if sent and self._filled_since:
+            self.meters.outbox_latency.record(self.worker.clock.now() - self._filled_since, self.meters.emitted - before)
+            self._filled_since = 0.0
         if sent and self.waits:
             self._wait_for_others(now)
-        if self._raised or (emitted and not sent):
-            self._raised = False
-            self.wake_at = max(self.wake_at, now + self.wait)
+        if self._raised or self._dry or (emitted and not sent):
+            self.wake_at = max(self.wake_at, self._next_call(now))
+            self._raised = self._dry = False
             self.worker.ready_at(self, self.wake_at)
         if (self.waves.pending or self.notices.due(room=not self.blocked)  # a request may have come during the call
-                or (sent and self.may_emit())):
+                or (sent and now >= self.wake_at and self.may_emit())):
             self.worker.ready(self)
+
+    def _next_call(self, now: float) -> float:
+        """The time to call next_tuple again after it emitted nothing or raised."""
+        if self._raised or self._due_at is None:
+            return now + self.wait
+        return min(self._due_at, now + LONGEST_WAIT)
 
     def send_waiting(self) -> None:
         self._send_groups(self.worker.clock.now())
@@ -177,7 +198,9 @@ class SpoutTask(Task):
         self.tracking.leave()
 
     def emitted_for_good(self) -> int:
-        return super().emitted_for_good() - self.tracking.flight.tuples
+        """A restart begins with the oldest tuple in flight, and repeats those behind it that are finished, too."""
+        oldest = next(iter(self.tracking.flight.roots.values()), None)
+        return super().emitted_for_good() if oldest is None else oldest.before
 
     def idle(self) -> bool:
         return not (self.busy or self.tracking.flight.roots or self.notices.due(room=True))

@@ -90,14 +90,14 @@ class SpoutTracking:
     def _send_root(self, group: EmitGroup, roots: tuple[int, ...], now: float, attempt: int) -> None:
         task = self._task
         size = len(group.body) if isinstance(group.body, list) else group.body.num_rows
-        origin = self._origin(group.ids, now)
+        origin, before = self._origin(group.ids, now), task.meters.emitted
         try:
             edges = task.sender.send(group, Lineage(roots, attempt, task.worker.clock.now(), origin))
         except USER_ERRORS as error:  # of a custom grouping
             self._send_failed(group, bool(roots), now, attempt, error)
             return
         for root in roots:
-            self.flight.sent(root, group.ids, size, now, attempt, origin)
+            self.flight.sent(root, group.ids, size, now, attempt, origin, before)
             task.topology.tracker.open(root, edges, task)
 
     def _origin(self, ids: list[Any], now: float) -> float:
@@ -116,7 +116,7 @@ class SpoutTracking:
             self.flight.count(group.ids, attempt + 1)
             self._notices.failures.append(("error", group.ids))
             return
-        rows = group.body if isinstance(group.body, list) else rows_of_batch(group.body)
+        rows, before = group.body if isinstance(group.body, list) else rows_of_batch(group.body), task.meters.emitted
         roots, edges = self._new_root() if tracked else (), 0
         for row in rows:
             try:
@@ -124,7 +124,7 @@ class SpoutTracking:
             except USER_ERRORS as row_error:
                 task.unsendable(group.output, row, row_error)
         for root in roots:
-            self.flight.sent(root, group.ids, len(rows), now, attempt)
+            self.flight.sent(root, group.ids, len(rows), now, attempt, before=before)
             task.topology.tracker.open(root, edges, task)
 
     # -- the end of roots --------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Task:
         self.captured = False  # its input waits for a migration, which has saved it
         self.busy = False  # its own thread is in user code
         self.queued = False  # in the worker's ready list
+        self.turn = 0  # the last one in which it was given a turn: the worker's loop counts them
         self.started = False  # it works: its component is initialized, and it is not frozen and not waiting to take over
         self.ended = False
         self.chunk_tuples = 0  # tuples to collect before they are sent; set by `size_chunks`

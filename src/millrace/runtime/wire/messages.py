@@ -52,6 +52,7 @@ class Chunk(Message, tag=1, gc=False):
     age: float  # seconds since its oldest root was sent: clocks of different hosts cannot be compared
     lane: int = 0  # the move of the key groups that its tuples belong to, if they are being handed over
     origin_age: float = 0.0  # seconds since the origin of its lineage; 0 or below: the origin itself
+    sent: float = 0.0  # seconds since 1970: a difference between hosts is as exact as their clocks
 
 
 class Credits(Message, tag=2):

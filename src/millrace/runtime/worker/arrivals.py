@@ -120,6 +120,8 @@ class Arrivals:
                 return
             _skip(task, inlet, chunk.seq)
         inlet.next_seq = chunk.seq + 1
+        if chunk.count:
+            task.meters.hop(inlet.component).wire_latency.record(self._clock.wall() - chunk.sent, chunk.count)
         task.deliver(delivery)
 
     def _not_here(self, chunk: wire.Chunk, body: Any) -> None:

@@ -30,6 +30,7 @@ from millrace.config import (
     LEASE,
     LOG_LEVEL,
     OTHER_PROCESSES,
+    SPIN_MICROS,
 )
 from millrace.errors import MasterUnreachable, WireError
 from millrace.runtime.checkpoints.access import CheckpointAccess
@@ -47,6 +48,7 @@ from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, visit
 from millrace.runtime.worker.long_calls import LongCalls
+from millrace.runtime.worker.loop_wait import LoopWait
 from millrace.runtime.worker.threads import TaskThreads
 from millrace.runtime.worker.worker import Worker
 
@@ -223,11 +225,12 @@ class WorkerProcess:
             agent = Agent(self.context, self.setup.master, self.setup.keys, welcome.cluster, self.setup.settings, self.slot,
                           welcome.generation, self.node.name, node_path, self.threads.died, welcome.author)
             plans = PlanReader(self.context, node_path)
+            waiter = LoopWait(SPIN_MICROS.of(self.setup.settings) / 1e6)
             pulse.start()
             agent.start()
             error = ""
             try:
-                return self._loop(worker, control, port, pulse, plans, agent, calls)
+                return self._loop(worker, control, port, pulse, plans, agent, calls, waiter)
             except BaseException as failure:
                 error = describe(failure)
                 log.exception("worker %d ends with an error", self.slot)
@@ -237,6 +240,7 @@ class WorkerProcess:
                 plans.close()
                 pulse.stop()
                 worker.close()
+                waiter.close()
                 checkpoints.close()
                 control.send(wire.encode(wire.Bye(self.slot, welcome.generation, error)))
         finally:
@@ -262,16 +266,15 @@ class WorkerProcess:
                                 f"{seconds:g} s: it is not reachable from this host, or the key is wrong")
 
     def _loop(self, worker: Worker, control: zmq.Socket[Any], port: DataPort, pulse: Pulse, plans: PlanReader,
-              agent: Agent, calls: LongCalls) -> str:
-        poller = zmq.Poller()
+              agent: Agent, calls: LongCalls, waiter: LoopWait) -> str:
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
-            poller.register(source, zmq.POLLIN)
-        self._taps.listen_with(poller)
+            waiter.poller.register(source, zmq.POLLIN)
+        self._taps.listen_with(waiter.poller)
         next_report, looked, began = 0.0, -math.inf, time.monotonic()
         reported = worker.stamp
         while True:
             wait = min(REPORT_SECONDS, agent.worker_poll, worker.wait_seconds())
-            ready = dict(poller.poll(int(wait * 1000 + 0.999)))
+            ready = waiter.wait(wait)
             now = calls.turned = time.monotonic()
             began = began if wait == 0 else now  # it did not sleep: the time between two turns is work, too
             if plans.news in ready or now >= looked + agent.worker_poll:

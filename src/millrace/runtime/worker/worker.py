@@ -66,6 +66,7 @@ class Worker:
         self._wiring = LinkWiring(self.links)
         self._early_waves: dict[int, wire.Wave] = {}  # by topology: INITs that arrived before their plan
         self._ready: deque[Task] = deque()
+        self._turn = 0
         self.turn_began = clock.now()  # of the task that got the last turn on the loop
         self._credits: dict[int, dict[tuple[int, int, int, int, int], tuple[int, int, int]]] = {}
         self.timers = Timers(clock)
@@ -339,13 +340,16 @@ class Worker:
             self._ready.append(task)
 
     def step(self) -> None:
-        """One turn: every task that is ready does one chunk's worth, then acks and credits leave together."""
+        """One turn: every task that is ready, or gets ready by another's output, does one chunk's worth; then acks and credits
+        leave together. No task does more, so what arrives meanwhile does not wait for long."""
         self.timers.fire()
-        for _ in range(len(self._ready)):
-            task = self._ready.popleft()
-            task.queued = False
-            self.turn_began = now = self.clock.now()
-            task.step(now)
+        self._turn = turn = self._turn + 1
+        ready, now = self._ready, self.clock.now
+        while ready and ready[0].turn != turn:
+            task = ready.popleft()
+            task.queued, task.turn = False, turn
+            self.turn_began = began = now()
+            task.step(began)
         self.flush()
 
     def flush(self) -> None:

@@ -31,7 +31,7 @@ def test_the_time_of_tasks_is_shared_into_busy_blocked_and_idle() -> None:
                        TaskId("out", 0): TaskLoad(executed=50, busy_seconds=12.0)})
     state: Any = SimpleNamespace(topologies={"t": TopologyState(1, GRAPH)}, topology=lambda name: None)
     scheduling: Any = SimpleNamespace(sample=None, window_seconds=10.0, load={"t": load}, links=ClusterLinks({}),
-                                      elastic=SimpleNamespace(predictions={}))
+                                      hops=lambda name: [], elastic=SimpleNamespace(predictions={}))
     shown = load_of(state, scheduling, "t")["topologies"]["t"]["components"]
     assert {key: shown["lines"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
         "offered_rate": 7.0, "lag": 20, "busy": 0.3, "blocked": 0.6, "idle": pytest.approx(0.1)}

@@ -9,6 +9,7 @@ import pytest
 
 from millrace.control.assignment import SWITCH, Move, Place
 from millrace.model.graph import TaskId
+from millrace.runtime.clock import ManualClock
 from millrace.runtime.flow.channel import UNPLACED, UNTRACKED, Channel
 from millrace.runtime.tasks.handover import departure as departures
 from millrace.runtime.tasks.handover.departure import Departure
@@ -43,7 +44,7 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(departures, "send_state", lambda *args: None)
     task: Any = SimpleNamespace(
         name=TASK, number=7, incarnation=1, blocked=0, channels={}, started=True, busy=False, ended=False, begins_waves=False,
-        worker=SimpleNamespace(slot=0, generation=1, frame_limit=10**6, clock=SimpleNamespace(now=lambda: 0.0)),
+        worker=SimpleNamespace(slot=0, generation=1, frame_limit=10**6, clock=ManualClock()),
         topology=SimpleNamespace(number=1, epoch=1, version=1, graph=SimpleNamespace(number=lambda task: 7)),
         drained=lambda *args: True, before_wave=lambda: None, send_waiting=lambda: None, leave=lambda: None, due_in=dict,
         unblocked=lambda: None, size_chunks=lambda: None,

@@ -113,7 +113,7 @@ def test_a_long_turn_of_the_loop_is_not_a_long_call(ago: float, reported: list[s
 class SlowTurn:
     """A task that takes a second for its chunk."""
 
-    queued = False
+    queued, turn = False, 0
 
     def __init__(self, worker: Worker, clock: ManualClock) -> None:
         self._worker, self._clock = worker, clock
