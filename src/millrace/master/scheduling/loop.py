@@ -74,11 +74,10 @@ from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import parameters_of
 from millrace.schedulers.problem import COST
-from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
+from millrace.schedulers.registry import OFF, PERIOD_SECONDS, make_scheduler, traits
 from millrace.schedulers.rules import check_result, result_from_json
 
 log = logging.getLogger("millrace.master")
-OFF = "off"  # no scheduler: tasks stay where they were first placed, and move only when their worker is lost
 KEEP_NOTHING = "none"
 DECISIONS_REMEMBERED = 20  # by earlier masters of the same cluster
 MIGRATIONS_REMEMBERED = 100
