@@ -45,6 +45,8 @@ def begin(master: str, app_name: str, slots: int, extra: Mapping[str, str] | Non
     """Begin to start the Spark that `early_or_new` is going to be asked for with the same arguments. Does nothing for a cluster
     of several machines, which others use: it should not see applications whose topology turns out to be misspelt."""
     if parse_master(master).on_this_machine:
+        import pyspark  # noqa: F401 - by this thread: the other would have to share the interpreter before Java has begun
+
         arguments = _arguments(master, app_name, slots, extra)
         _begun[arguments] = EarlyStart(arguments)
         _begun[arguments].start()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.errors import MasterUnreachable, MillraceError
 from millrace.redaction import is_secret
 from millrace.spark.session import start_up
+from millrace.spark.session.converters import ask_only_about_numpy
 from millrace.spark.session.encryption import SECRET
 from millrace.spark.session.environment import prepare_environment
 from millrace.spark.session.java import archive_option
@@ -110,6 +111,7 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
     from pyspark.errors import PySparkException
 
     settings = {**settings, "spark.master": url, "spark.app.name": app_name}
+    ask_only_about_numpy()
     try:
         _start_jvm(without_secrets(settings))
         start_up.reached("java")
