@@ -286,10 +286,6 @@ def test_without_a_requirement_of_spark_pip_installs_everything_at_once(root: Pa
     assert bootstrap.requirements(str(root / "pyproject.toml"))[0] == ""
 
 
-def test_what_is_imported_in_advance_exists() -> None:
-    assert all(importlib.util.find_spec(name) for name in bootstrap.FIRST_IMPORTS)
-
-
 def test_a_current_environment_starts_the_command_with_its_arguments(root: Path) -> None:
     (root / "millrace").write_text(SCRIPT.read_text())
     env = finished(root)
