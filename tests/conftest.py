@@ -3,6 +3,7 @@ sees another cluster of the user's; servers start once, when the first test asks
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -38,6 +39,13 @@ pytest.register_assert_rewrite("support.suites.history", "support.topologies.aud
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sort_longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at modules and tests, which stay to the end: simulations take a tenth less."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -181,10 +181,18 @@ def test_a_failure_comes_with_advice(output: str, advice: str) -> None:
     assert advice in bootstrap.explain(output)
 
 
-def run_step(root: Path, program: str) -> None:
+def step(program: str, optional: bool = False):
+    return bootstrap.Step([sys.executable, "-c", program], "working", optional)
+
+
+def run_lanes(root: Path, *lanes, complete=None) -> None:
     env = finished(root)
     with bootstrap.locked(str(root), bootstrap.Progress()) as lock:
-        bootstrap.run_step([sys.executable, "-c", program], env, "working", bootstrap.Progress(), lock)
+        bootstrap.run_lanes(lanes, env, bootstrap.Progress(), lock, complete)
+
+
+def run_step(root: Path, program: str) -> None:
+    run_lanes(root, [step(program)])
 
 
 def test_a_failed_step_shows_its_last_lines_and_keeps_its_full_output(root: Path) -> None:
@@ -212,6 +220,70 @@ def test_a_step_holds_the_lock_so_that_no_second_run_works_beside_it(root: Path)
     Path(caught.value.output_path).unlink()
     with bootstrap.locked(str(root), bootstrap.Progress()):
         pass
+
+
+WAIT_FOR = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)\n"
+WRITE = "import pathlib; pathlib.Path({!r}).touch()\n"
+
+
+def test_lanes_run_at_the_same_time_and_the_steps_of_a_lane_in_order(root: Path) -> None:
+    """Each lane waits for something that the other does."""
+    here, there = [step(WRITE.format("a")), step(WAIT_FOR.format("b"))], [step(WAIT_FOR.format("a") + WRITE.format("b"))]
+    run_lanes(root, here, there)
+    assert not any(os.path.exists(path) for one in here + there for path in (one.log_path, one.scratch))
+
+
+def test_a_step_that_fails_ends_the_other_lanes(root: Path) -> None:
+    other = step("import time; time.sleep(600)")
+    with pytest.raises(bootstrap.SetupFailed) as caught:
+        run_lanes(root, [other], [step("raise SystemExit(3)")])
+    assert other.child.poll() is not None
+    assert not os.path.exists(other.log_path) and not os.path.exists(other.scratch)
+    Path(caught.value.output_path).unlink()
+
+
+def test_an_optional_step_may_fail_and_does_not_delay_completion(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+    waits = step(WAIT_FOR.format("complete") + "raise SystemExit(1)", optional=True)
+    after = step(WRITE.format("after"), optional=True)
+
+    def complete() -> None:
+        done.append("complete")
+        (root / "complete").touch()
+
+    run_lanes(root, [step("pass")], [waits, after], complete=complete)
+    assert done == ["complete"] and (root / "after").exists()
+    assert f"the reason is in {waits.log_path}" in capsys.readouterr().err
+    Path(waits.log_path).unlink()
+
+
+def test_a_download_is_shown_in_bytes(tmp_path: Path) -> None:
+    line = "  Downloading https://index/pyspark-4.3.0.tar.gz (4.0 MB)\n"
+    download = bootstrap.Download.announced(line)
+    assert download.progress(str(tmp_path)) == "", "nothing is there yet"
+    (tmp_path / "pip-unpack-x").mkdir()
+    (tmp_path / "pip-unpack-x" / "pyspark-4.3.0.tar.gz").write_bytes(b"x" * 1_000_000)
+    assert download.progress(str(tmp_path)) == "downloading pyspark-4.3.0.tar.gz [#####...............] 1.0 of 4.0 MB"
+
+
+@pytest.mark.parametrize(("line", "ends"), [("  Building wheel for pyspark (setup.py): started", True), ("    x", False)])
+def test_what_pip_does_next_ends_the_download(line: str, ends: bool) -> None:
+    assert (bootstrap.Download.announced(line) is not None) == ends
+
+
+def test_requirements_are_those_of_the_project_file() -> None:
+    spark, packages, extras = bootstrap.requirements(str(SCRIPT.with_name("pyproject.toml")))
+    assert spark.startswith("pyspark>=")
+    assert any(name.startswith("numpy") for name in packages) and not any(name.startswith("pyspark") for name in packages)
+    assert any(name.startswith("pytest>=") for name in extras)
+
+
+def test_without_a_requirement_of_spark_pip_installs_everything_at_once(root: Path) -> None:
+    assert bootstrap.requirements(str(root / "pyproject.toml"))[0] == ""
+    (root / "pyproject.toml").write_text("not toml")
+    assert bootstrap.requirements(str(root / "pyproject.toml"))[0] == ""
 
 
 def test_a_current_environment_starts_the_command_with_its_arguments(root: Path) -> None:

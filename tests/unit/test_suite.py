@@ -90,12 +90,41 @@ def test_the_continuous_integration_requires_servers(monkeypatch: pytest.MonkeyP
     steps: list[tuple[list[str], str | None]] = []
     monkeypatch.setattr(testing, "_run", lambda step, root, environment: steps.append(
         (step[1:], environment.get("MILLRACE_TEST_SERVERS"))) or int(environment["PYTHONHASHSEED"]))
+    monkeypatch.setattr(testing, "_run_beside", lambda check, command, root, environment:
+                        testing._run(check, root, environment) or testing._run(command, root, environment))
     monkeypatch.delenv("MILLRACE_TEST_SERVERS", raising=False)
     assert testing.run_tests([], install=False, require_servers=True) == 0
     assert [step[:2] for step, _ in steps] == [["-m", "ruff"], ["-m", "mypy"], ["-m", "pytest"]]
     assert steps[-1][1] == "required"
     testing.run_tests(["tests/unit"], install=False)
     assert steps[-1] == (["-m", "pytest", "tests/unit"], None)
+
+
+def test_the_tests_keep_what_python_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(testing, "_run", lambda step, root, environment: int("PYTHONDONTWRITEBYTECODE" in environment))
+    assert testing.run_tests(["tests/unit"], install=False) == 0
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.parametrize(("check", "command", "expected"), [("0", "0", 0), ("0", "3", 3), ("2", "0", 2)])
+def test_a_check_runs_beside_the_tests(tmp_path: Path, check: str, command: str, expected: int) -> None:
+    """Each waits for what the other does."""
+    meet = "import pathlib, time; pathlib.Path({!r}).touch()\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)\n"
+    code = testing._run_beside(python(meet.format("a", "b") + f"raise SystemExit({check})"),
+                               python(meet.format("b", "a") + f"raise SystemExit({command})"), tmp_path, dict(os.environ))
+    assert code == expected
+
+
+def test_a_check_that_fails_ends_the_tests(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    endless = python("import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)")
+    check = python("import pathlib, time\nwhile not pathlib.Path('begun').exists(): time.sleep(0.01)\n"
+                   "print('finding'); raise SystemExit(1)")
+    assert testing._run_beside(check, endless, tmp_path, dict(os.environ)) == 1
+    assert "finding" in capfd.readouterr().out
 
 
 def test_exploring_prints_how_to_repeat_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

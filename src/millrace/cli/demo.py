@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from millrace.cli.begin import demo_master
 from millrace.cli.dashboard import components_listing, event_line
 from millrace.cli.figures import milliseconds
 from millrace.cli.running import show_live
@@ -21,10 +22,12 @@ from millrace.master.load.observed import rate_between
 from millrace.runtime.leftovers import UsedDirectory
 from millrace.spark.engine import ResidentEngine
 from millrace.spark.running_topology import RunningTopology
+from millrace.spark.session import start_up
 from millrace.workloads.audit import AuditedWordCount, AuditResult, audit
 from millrace.workloads.wordcount import WORDS_PER_LINE
 
 DRAIN_SECONDS = 60.0
+FIRST_TUPLE_SECONDS = 30.0
 PROGRESS_LINES = 10
 BAR_WIDTH = 24
 PICTURE_WIDTH = 88
@@ -58,18 +61,24 @@ class Screen:
             self.console.print(f"saved to {self._path}", markup=False)
 
 
-def run_demo(seconds: float, rate: float, workers: int, live: bool, svg: str | None = None) -> dict[str, Any]:
+def run_demo(seconds: float, rate: float, workers: int, cluster: str, live: bool,
+             svg: str | None = None) -> dict[str, Any]:
     """Returns the figures of `demo --json`. `svg`: a file to save the picture of the terminal to."""
     screen = Screen(Console(stderr=not live), svg)
     scratch = UsedDirectory(Path(tempfile.mkdtemp(prefix="millrace-demo-")))
     directory = str(scratch.path)
     try:
-        screen.print(f"starting Spark with {workers} workers (about 10 s) ...")
-        with ResidentEngine(f"local[{workers + 1}]", workers, name=f"demo-{os.getpid()}") as engine:
+        screen.print(f"starting Spark with {workers} workers ...")
+        with ResidentEngine(demo_master(workers), workers, name=cluster) as engine:
             running = engine.submit(AuditedWordCount, "wordcount", {"path": directory, "rate": rate})
             if not running.wait_running():
                 raise MillraceError(f"the topology did not start; the last events are: {engine.status()['events'][-3:]}")
+            start_up.reached("topology")
+            engine.master.wait_until(lambda: running.observed().total("count", "executed") > 0, FIRST_TUPLE_SECONDS)
+            first_tuple = start_up.reached("first tuple")
+            screen.print(f"the first tuple was processed {first_tuple:.1f} s after the start")
             result = _measure(engine, running, screen, seconds, rate, live, directory)
+            result |= {"first_tuple_s": first_tuple, "start_up_s": start_up.steps()}
         screen.save()
         return result
     finally:

@@ -69,9 +69,12 @@ def demo(seconds: Annotated[float, typer.Option(metavar="S", help="Seconds that 
 
     Compares the output with the input at the end: nothing may be lost.
     """
-    from millrace.cli.demo import run_demo
+    from millrace.cli.begin import begin_demo
 
-    result = run_demo(seconds, rate, workers, live=not as_json, svg=svg)
+    cluster = begin_demo(workers)
+    from millrace.cli.demo import run_demo  # while Java starts
+
+    result = run_demo(seconds, rate, workers, cluster, live=not as_json, svg=svg)
     if as_json:
         typer.echo(json.dumps(result))
     if result["lost"] or result["wrong"]:
@@ -126,14 +129,17 @@ def run(topology: DeclaredTopology,
 
     Shows the topology while it runs. The other commands work from another terminal.
     """
-    from millrace.cli.running import RunOptions, run_topology
+    from millrace.cli.begin import RunOptions, begin_run
 
     settings = sorted_settings(setting)
     options = RunOptions(topology, master, slots, name, pairs("--par", par, whole=True), settings.topology, seconds, cluster,
                          bind, port, one_worker_per_node, settings.spark, settings.engine, scheduler,
                          pairs("--scheduler-set", scheduler_set),
                          resume_choice(resume, resume_auto, resume_older, fresh), engine, require_encryption)
-    result = run_topology(options, live=not as_json)
+    declared = begin_run(options)
+    from millrace.cli.running import run_topology  # while Java starts
+
+    result = run_topology(options, declared, live=not as_json)
     if as_json:
         typer.echo(json.dumps(result))
 
@@ -144,7 +150,7 @@ def visualize(topology: DeclaredTopology, par: Parallelism = None, as_json: Json
 
     GitHub and many editors draw it from a ```mermaid block. For example: millrace visualize examples.first:WordCount
     """
-    from millrace.cli.running import load_topology
+    from millrace.cli.begin import load_topology
     from millrace.model.flowchart import graph_as_json, mermaid
     from millrace.model.graph import graph_of
 

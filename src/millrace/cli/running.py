@@ -2,70 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 
 from millrace.api.topology import Topology
+from millrace.cli.begin import DEFAULT_SLOTS, RunOptions
 from millrace.cli.dashboard import dashboard
-from millrace.config import MICROBATCH, RESIDENT, check_engine_settings, check_topology_config
-from millrace.control.submission import Resume, check_settings
+from millrace.config import MICROBATCH, RESIDENT
 from millrace.control.topology_status import ENDED
-from millrace.errors import MillraceError, NotTheAuthor, TopologyError
-from millrace.master.scheduling.loop import OFF
-from millrace.model.graph import graph_of, resolve
-from millrace.schedulers.registry import make_scheduler
+from millrace.errors import MillraceError, NotTheAuthor
+from millrace.model.graph import graph_of
 from millrace.spark.engine import ResidentEngine
 from millrace.spark.running_topology import RunningTopology
 
 if TYPE_CHECKING:
     from millrace.spark.microbatch import MicrobatchEngine
 
-DEFAULT_SLOTS = {RESIDENT: 2, MICROBATCH: 1}
+
 IN_FLIGHT_SECONDS = {RESIDENT: 5.0, MICROBATCH: 60.0}  # to finish tuples in flight, or the batch in progress, at the end
 REFRESH_SECONDS = 0.5
 RATE_SECONDS = 5.0
 LAST_BATCH_SECONDS = 90.0  # to commit the last batch: a slow store may need longer than the batch
 AT_ONCE_SECONDS = 5.0  # to end after a second Ctrl-C
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    topology: str
-    master: str
-    slots: int | None
-    name: str | None
-    par: dict[str, int]
-    config: dict[str, Any] = field(repr=False)  # URLs in it may have passwords, as in the other settings
-    seconds: float
-    cluster: str | None
-    bind: str | None
-    port: int
-    one_worker_per_node: bool
-    spark: dict[str, str] = field(repr=False)
-    settings: dict[str, Any] = field(repr=False)
-    scheduler: str | None
-    scheduler_parameters: dict[str, Any]
-    resume: Resume
-    engine: str = RESIDENT
-    require_encryption: bool = False
-
-
-def load_topology(name: str) -> type[Topology]:
-    """Import the class named by module:Topology; the current directory is searched too."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    topology = resolve(name)
-    if not isinstance(topology, type) or not issubclass(topology, Topology):
-        raise TopologyError(f"{name!r} is {type(topology).__name__}, not a Topology: name a subclass of Topology")
-    return topology
 
 
 class Rates:
@@ -101,16 +64,10 @@ def show_live(engine: ResidentEngine | MicrobatchEngine, console: Console, until
         console.print()  # there, the last line of the tables has no end
 
 
-def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
+def run_topology(options: RunOptions, topology: type[Topology], live: bool) -> dict[str, Any]:
+    """Run a topology that `begin_run` has checked."""
     console = Console(stderr=not live)
-    topology = load_topology(options.topology)
-    check_topology_config(options.config)
     graph = graph_of(topology, options.name or None, options.config, options.par)
-    if options.scheduler is not None and options.scheduler != OFF:
-        make_scheduler(options.scheduler, options.scheduler_parameters)
-    check_settings(graph)  # before Spark starts, which takes ten seconds
-    check_engine_settings(options.settings)
-    check_engine(options)
     with start_engine(options, topology, console) as engine:
         for text in engine.unencrypted:
             console.print(f"warning: {text}", markup=False)
@@ -139,19 +96,6 @@ def run_topology(options: RunOptions, live: bool) -> dict[str, Any]:
         raise MillraceError(f"{graph.name}: it has not ended in time, and input after its last checkpoint may not be "
                             "committed. --resume continues from there")
     return result
-
-
-def check_engine(options: RunOptions) -> None:
-    """Raise `MillraceError` for an unknown engine or an option that the engine does not support."""
-    if options.engine not in DEFAULT_SLOTS:
-        raise MillraceError(f"--engine {options.engine}: there is no such engine; choose one of {', '.join(DEFAULT_SLOTS)}")
-    if options.engine == MICROBATCH:
-        resident_only = {"--bind": options.bind is not None, "--port": options.port != 0,
-                         "--one-worker-per-node": options.one_worker_per_node}
-        wrong = [option for option, was_given in resident_only.items() if was_given]
-        if wrong:
-            raise MillraceError(f"{', '.join(wrong)}: not available with --engine {MICROBATCH}, whose tasks run in Spark's "
-                                f"executors and open no connections. Leave it out, or use --engine {RESIDENT}")
 
 
 def start_engine(options: RunOptions, topology: type[Topology], console: Console) -> ResidentEngine | MicrobatchEngine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -29,17 +30,13 @@ def run_tests(arguments: list[str], install: bool = True, require_servers: bool 
     if install:
         _install_servers(root)
     pytest = [sys.executable, "-m", "pytest", *(arguments or WHOLE_SUITE)]
-    steps = [pytest] if arguments else [[sys.executable, "-m", "ruff", "check", "."],
-                                        [sys.executable, "-m", "mypy"], pytest]
     # With one hash seed, sets have the same order in every run: what happens on the virtual clock is due to the code alone.
-    environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED,
+    environment = {**_environment(), "PYTHONHASHSEED": HASH_SEED,
                    **({"MILLRACE_TEST_SERVERS": "required"} if require_servers else {})}
-    for step in steps:
-        print("$", " ".join(["python", *step[1:]]), flush=True)
-        code = _run(step, root, environment)
-        if code:
-            return code
-    return 0
+    if arguments:
+        return _run(pytest, root, environment)
+    return (_run([sys.executable, "-m", "ruff", "check", "."], root, environment)
+            or _run_beside([sys.executable, "-m", "mypy"], pytest, root, environment))
 
 
 def explore(minutes: float, arguments: list[str], install: bool = True) -> int:
@@ -57,7 +54,7 @@ def explore(minutes: float, arguments: list[str], install: bool = True) -> int:
                   f"--hypothesis-seed={seed}"]
         rounds += 1
         print(f"round {rounds}, seed {seed}", flush=True)
-        code = _run([sys.executable, "-m", "pytest", *chosen], root, dict(os.environ))
+        code = _run([sys.executable, "-m", "pytest", *chosen], root, _environment())
         if code:
             if code != NO_TESTS_COLLECTED:
                 print(f"failed with seed {seed}; to repeat: ./millrace test -- {shlex.join(chosen)}", flush=True)
@@ -71,5 +68,36 @@ def _install_servers(root: Path) -> None:
     subprocess.run([sys.executable, "-m", "support.servers.install"], cwd=root / "tests", check=True)
 
 
+def _environment() -> dict[str, str]:
+    """The environment of the tests, in which Python keeps what it compiles: else hundreds of processes compile it again."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def _run(command: list[str], root: Path, environment: dict[str, str]) -> int:
+    _show(command)
     return subprocess.run(command, cwd=root, env=environment, check=False).returncode
+
+
+def _run_beside(check: list[str], command: list[str], root: Path, environment: dict[str, str]) -> int:
+    """Run a command while a check runs beside it; returns the first exit code that is not 0. A check that fails ends the
+    command, so that its findings are seen at once."""
+    _show(check)
+    _show(command)
+    checking = subprocess.Popen(check, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    running = subprocess.Popen(command, cwd=root, env=environment)
+    try:
+        findings = checking.communicate()[0]
+        print(findings, end="", flush=True)
+        if checking.returncode:
+            running.send_signal(signal.SIGINT)
+        code = running.wait()
+        return checking.returncode or code
+    finally:
+        for process in (checking, running):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait()
+
+
+def _show(command: list[str]) -> None:
+    print("$", " ".join(["python", *command[1:]]), flush=True)

@@ -10,6 +10,7 @@ from millrace.model.graph import resolve
 from millrace.schedulers.base import Scheduler
 from millrace.schedulers.parameters import with_parameters
 
+OFF = "off"  # no scheduler: tasks stay where they were first placed, and move only when their worker is lost
 PERIOD_SECONDS = 300.0  # T-Storm's
 COOL_DOWN_SECONDS = 10.0
 ESTIMATOR = "ewma"  # T-Storm's

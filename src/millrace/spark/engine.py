@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -24,14 +24,16 @@ from millrace.spark.cluster.launcher import LauncherHooks, SparkLauncher, ship_c
 from millrace.spark.dataframes.declared import check_dataframes, resolve_dataframes
 from millrace.spark.dataframes.feeding import STOP_SECONDS, FeedingQueries
 from millrace.spark.running_topology import RunningTopology
+from millrace.spark.session import start_up
+from millrace.spark.session.early import early_or_new
 from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE, is_gone
 from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
-from millrace.spark.session.session import make_session, stop_session
+from millrace.spark.session.session import application, default_name, session_of, stop_spark
 from millrace.spark.session.settings import EXCLUDING
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 START_SECONDS = 120.0
@@ -71,20 +73,21 @@ class ResidentEngine:
             check_stores(settings or {})
         # A generated name changes with each run, but checkpoints must be found again.
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
-        name = name or f"millrace-{os.getpid()}"
+        name = name or default_name()
         self._first_slots = slots
         self._own_session = spark is None
         self._launcher: SparkLauncher | None = None
         self._stopping = False
         self.lost = ""  # the error to report once Spark has ended
         self._feeding: list[FeedingQueries] = []
-        self.spark = spark or make_session(master, f"millrace {name}", slots, spark_settings)
+        self._session, self._making_session = spark, threading.Lock()
+        self._context = spark.sparkContext if spark else early_or_new(master, application(name), slots, spark_settings)
         if spark is not None:
             check_session(spark)
-        where = parse_master(str(self.spark.sparkContext.master))
+        where = parse_master(str(self._context.master))
         scheduler = Even(one_worker_per_node=one_worker_per_node, spread_back=False)
         try:
-            self.unencrypted = check_encryption(conf_of(self.spark), where, require_encryption)
+            self.unencrypted = check_encryption(conf_of(self._context), where, require_encryption)
             self.master = Master(name, bind or self._driver_host(where), port, settings, scheduler)
             for text in self.unencrypted:
                 self.master.say(Say(text, level="warning"))
@@ -97,24 +100,33 @@ class ResidentEngine:
         """An address of this host that workers can reach: the one that Spark's executors use."""
         if where.on_loopback:
             return LOOPBACK
-        return str(self.spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK))
+        return str(self._context.getConf().get("spark.driver.host", LOOPBACK))
 
     def _launch(self, where: MasterUrl, bind: str | None, modules: list[str]) -> None:
-        path = ship_code(self.spark.sparkContext, modules, installed=where.on_this_machine)
+        path = ship_code(self._context, modules, installed=where.on_this_machine)
         self.master.start()
         setup = self.master.setup("" if where.on_loopback and not bind else "auto", path)
         hooks = LauncherHooks(
             ended=self._workers_ended, failed=self._say, wanted=self._wants_worker,
             hosts=self.master.note_hosts, needs_cores=lambda: bool(self.spark.streams.active),
             workers=lambda: {slot: worker.executor for slot, worker in dict(self.master.state.workers).items()})
-        self._launcher = SparkLauncher(self.spark.sparkContext, setup, self._first_slots, hooks, self._own_session)
+        self._launcher = SparkLauncher(self._context, setup, self._first_slots, hooks, self._own_session)
         self._launcher.start()
         deadline = time.monotonic() + START_SECONDS
         while not self.master.wait_until(lambda: len(self.master.state.workers) >= self._first_slots, LOOK_SECONDS):
             failed = self._launcher.failures()
             if self._launcher.over or failed >= START_FAILURES * self._first_slots or time.monotonic() >= deadline:
                 self._cannot_start(failed)
+        start_up.reached("workers")
         self.master.pool.supply = self._launcher  # not before: the first workers would count as missing
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session, for DataFrames. Made when it is first asked for: workers do not need it, and it takes a second."""
+        with self._making_session:
+            if self._session is None:
+                self._session = session_of(self._context)
+            return self._session
 
     @property
     def slots(self) -> int:
@@ -144,7 +156,7 @@ class ResidentEngine:
         declared = {} if isinstance(topology, TopologyGraph) else dataframes_of(topology)
         check_dataframes(graph, declared)
         dataframes = resolve_dataframes(self.spark, topology) if isinstance(topology, type) and declared else {}
-        queries = FeedingQueries(self.spark, self.master.fed(graph.name), graph, dataframes, lambda: self.slots)
+        queries = FeedingQueries(self.master.fed(graph.name), graph, dataframes, lambda: self.slots)
         check_not_running(graph.name, self.master.state.topologies)  # else its own positions would pass for an earlier run's
         queries.prepare(resume)
         # Without state the master has nothing to resume; Spark's positions are resumed by the queries, of the last run only.
@@ -214,13 +226,13 @@ class ResidentEngine:
             self.master.stop()
         if self._launcher is not None:
             self._launcher.stop()
-        if self._own_session and not stop_session(self.spark):
+        if self._own_session and not stop_spark(self._context):
             self.lost = GONE
 
     def _wants_worker(self, slot: int) -> bool:
         """True if the worker of the slot, which has ended, should be started again."""
         return (not self._stopping and not self.master.superseded and self.master.state.wants(slot)
-                and not is_gone(self.spark))
+                and not is_gone(self._context))
 
     def _say(self, text: str) -> None:
         """Report a warning, unless the master has ended: these calls come from other threads at any time."""
@@ -229,7 +241,7 @@ class ResidentEngine:
 
     def _workers_ended(self, error: str) -> None:
         if not self._stopping:
-            self.lost = GONE if is_gone(self.spark) else ""
+            self.lost = GONE if is_gone(self._context) else ""
             text = self.lost or f"the workers' Spark jobs ended: {error or 'no worker is left'}"
             self.master.call(lambda: self.master.say(Say(text, level="warning")))
             if self.lost:
@@ -279,9 +291,9 @@ def check_session(spark: SparkSession) -> None:
     check_off(context.getConf())
 
 
-def conf_of(spark: SparkSession) -> dict[str, str]:
-    """All settings of a running session."""
-    return dict(spark.sparkContext.getConf().getAll())
+def conf_of(context: SparkContext) -> dict[str, str]:
+    """All settings of a running Spark."""
+    return dict(context.getConf().getAll())
 
 
 def check_off(conf: SparkConf) -> None:

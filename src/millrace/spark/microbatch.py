@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ from millrace.spark.running_topology import RunningTopology
 from millrace.spark.session.encryption import check_encryption, check_stores
 from millrace.spark.session.errors import GONE
 from millrace.spark.session.master_url import LOOPBACK, parse_master
-from millrace.spark.session.session import make_batch_session, stop_session
+from millrace.spark.session.session import application, default_name, make_batch_session, stop_spark
 from millrace.spark.session.settings import EXCLUDING
 from millrace.state.checkpoint import base_wave
 from millrace.state.path_step import path_step
@@ -84,15 +83,15 @@ class MicrobatchEngine:
             check_stores(settings or {})
         check_slots(str(spark.sparkContext.master) if spark is not None else master, slots)
         settings = {CHECKPOINTS.key: default_store(name or "default"), **(settings or {})}
-        name = name or f"millrace-{os.getpid()}"
+        name = name or default_name()
         self._own_session, self.number = spark is None, -1
         self.lost = ""  # the error to report once Spark has ended
         self._queries: dict[str, BatchQuery] = {}
         self._epoch, self._epochs = 0, threading.Lock()
-        self.spark = spark or make_batch_session(master, f"millrace {name}", spark_settings)
+        self.spark = spark or make_batch_session(master, application(name), spark_settings)
         where = parse_master(str(self.spark.sparkContext.master))
         try:
-            self.unencrypted = check_encryption(conf_of(self.spark), where, require_encryption)
+            self.unencrypted = check_encryption(conf_of(self.spark.sparkContext), where, require_encryption)
             check_batch_settings(self.spark.sparkContext.getConf())
             if where.kind != "local":
                 check_allocation(self.spark.sparkContext.getConf(), slots)
@@ -216,7 +215,7 @@ class MicrobatchEngine:
         _engines.pop(self.number, None)
         if hasattr(self, "master"):
             self.master.stop()
-        if self._own_session and hasattr(self, "spark") and not stop_session(self.spark):
+        if self._own_session and hasattr(self, "spark") and not stop_spark(self.spark.sparkContext):
             self.lost = GONE
 
     def __enter__(self) -> MicrobatchEngine:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from millrace.spark.session.settings import DAEMON
+
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name: state, parent, process group, session, ... Empty if it ended."""
@@ -46,13 +48,18 @@ def executor_of(worker: int) -> int | None:
     return next((pid for pid in ancestors(worker) if "--executor-id" in command(pid)), None)
 
 
+def is_daemon(pid: int) -> bool:
+    """True for a daemon of Spark and for what it has forked: PySpark's, or that of resident workers."""
+    return not {"pyspark.daemon", DAEMON}.isdisjoint(command(pid))
+
+
 def python_workers(root: int) -> list[int]:
     """Spark's Python workers below a process: the processes that a daemon has forked."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    families = {pid: list(ancestors(pid)) for pid in pids if "pyspark.daemon" in command(pid)}
+    families = {pid: list(ancestors(pid)) for pid in pids if is_daemon(pid)}
     return [pid for pid, family in families.items() if root in family and family[0] in families]
 
 
 def daemon_of(worker: int) -> int:
     """The process that forks Spark's Python workers."""
-    return next(pid for pid in ancestors(worker) if "pyspark.daemon" in command(pid))
+    return next(pid for pid in ancestors(worker) if is_daemon(pid))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from millrace.cli.begin import load_topology
 from millrace.cli.main import app
-from millrace.cli.running import load_topology
 from millrace.config import check_topology_config
 from millrace.control.submission import check_settings
 from millrace.model.graph import graph_of

@@ -9,10 +9,12 @@ import pytest
 from rich.console import Console
 
 from millrace.cli import running
-from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, Rates, RunOptions, _stop, run_topology
+from millrace.cli.begin import RunOptions
+from millrace.cli.running import IN_FLIGHT_SECONDS, RATE_SECONDS, Rates, _stop, run_topology
 from millrace.config import RESIDENT
 from millrace.errors import MillraceError, NotTheAuthor
 from millrace.spark.running_topology import RunningTopology
+from millrace.workloads.wordcount import WordCount
 
 
 def status(lines: int, count: int) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def test_run_fails_if_another_driver_takes_over(monkeypatch: pytest.MonkeyPatch,
     options = RunOptions("millrace.workloads.wordcount:WordCount", "local[2]", None, "words", {}, {}, 0.001, None, None, 0,
                          False, {}, {}, None, {}, None)
     with pytest.raises(NotTheAuthor, match="another driver took over 'words'"):
-        run_topology(options, live=False)
+        run_topology(options, WordCount, live=False)
 
 
 class EndingEngine(OvertakenEngine):
@@ -99,7 +101,7 @@ def run_words(monkeypatch: pytest.MonkeyPatch, uncommitted: str | None) -> dict[
     monkeypatch.setattr(running, "LAST_BATCH_SECONDS", 0.0)
     options = RunOptions("millrace.workloads.wordcount:WordCount", "local[2]", None, "words", {}, {}, 0.001, None, None, 0,
                          False, {}, {}, None, {}, None, engine=running.MICROBATCH)
-    return run_topology(options, live=False)
+    return run_topology(options, WordCount, live=False)
 
 
 def test_run_succeeds_if_everything_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:

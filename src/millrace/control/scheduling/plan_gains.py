@@ -15,7 +15,6 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from millrace.model.graph import ACKER, TaskId
 from millrace.model.load import Load
@@ -36,6 +35,8 @@ def exceeds_noise(gains: Sequence[float]) -> bool:
     """True if the mean of the gains is above 0 by more than chance, by Student's t. One window tells nothing about noise."""
     if len(gains) < 2:
         return True
+    from scipy.special import stdtrit  # here, because it would delay the start of every driver
+
     error = stdev(gains) / math.sqrt(len(gains))
     return fmean(gains) > error * float(stdtrit(len(gains) - 1, 1 - CHANCE))
 

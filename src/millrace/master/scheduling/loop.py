@@ -70,10 +70,9 @@ from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.parameters import parameters_of
-from millrace.schedulers.registry import PERIOD_SECONDS, make_scheduler, traits
+from millrace.schedulers.registry import OFF, PERIOD_SECONDS, make_scheduler, traits
 
 log = logging.getLogger("millrace.master")
-OFF = "off"  # no scheduler: tasks stay where they were first placed, and move only when their worker is lost
 DECISIONS_REMEMBERED = 20  # by earlier masters of the same cluster
 MIGRATIONS_REMEMBERED = 100
 CHECK_SECONDS = 30.0  # to import and construct a user's scheduler

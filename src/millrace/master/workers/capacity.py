@@ -31,13 +31,14 @@ from millrace.control.topology_state import TopologyState
 from millrace.control.topology_status import STARTING, STOPPING, WAITING
 from millrace.control.wording import workers_named
 from millrace.errors import MillraceError, NoRoom
-from millrace.master.scheduling.loop import OFF, SchedulingLoop
+from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.state_view import MasterView
 from millrace.master.workers.pool import WorkerPool
 from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.sample import WindowSample
 from millrace.schedulers.base import NewPlan
+from millrace.schedulers.registry import OFF
 
 log = logging.getLogger("millrace.master")
 LOOK_SECONDS = 0.5  # between two decisions

@@ -130,7 +130,7 @@ class BatchQuery(BatchDriver):
         except SPARK_ERRORS as lost:
             error = lost
         self._ended.set()
-        if error is not None and is_gone(self._engine.spark):
+        if error is not None and is_gone(self._engine.spark.sparkContext):
             self._engine.spark_is_gone()
         if self._status() is not None:
             self._report_end(error)
@@ -261,7 +261,7 @@ class BatchQuery(BatchDriver):
         if isinstance(error, WriteFailed) and self._error != self._noted:
             self._noted = self._error
             self._master.batching.note_error(self.name, error.component, str(error), error.stack)
-        return Life.ENDED if is_gone(self._engine.spark) else self.life()
+        return Life.ENDED if is_gone(self._engine.spark.sparkContext) else self.life()
 
     def rest(self, step: Rest) -> None:
         """Pause, unless the topology is ending."""

@@ -52,10 +52,10 @@ class FeedingQueries:
     """The queries that feed one topology, on a cluster whose workers hold `slots()` cores. `run` names the directories in which
     Spark records how far they have read if the topology starts fresh; empty if nothing feeds it."""
 
-    def __init__(self, spark: SparkSession, fed: FedTopology, graph: TopologyGraph, dataframes: dict[str, DataFrame],
+    def __init__(self, fed: FedTopology, graph: TopologyGraph, dataframes: dict[str, DataFrame],
                  slots: Callable[[], int]) -> None:
         self._fed, self._graph, self.name = fed, graph, graph.name
-        self._queries = [FeedingQuery(spark, fed, graph, graph.component(name), dataframe, slots)
+        self._queries = [FeedingQuery(dataframe.sparkSession, fed, graph, graph.component(name), dataframe, slots)
                          for name, dataframe in dataframes.items()]
         self.run = new_run() if dataframes else ""
 

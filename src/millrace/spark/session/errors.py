@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from millrace.control.batches.actions import lacks_state
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 # Raised by a failed job or query. A connection that is refused or reset means that the JVM has ended.
 SPARK_ERRORS = (Py4JError, PySparkException, ConnectionError)
@@ -25,9 +25,9 @@ _CAUSE = "Caused by: "
 _LOST_TASK = re.compile(r".*most recent failure: Lost task [^:]*: ")
 
 
-def is_gone(spark: SparkSession) -> bool:
-    """True if the JVM has ended or is ending (it stops Spark first). False if this process stopped the session itself."""
-    java = spark.sparkContext._jsc
+def is_gone(context: SparkContext) -> bool:
+    """True if the JVM has ended or is ending (it stops Spark first). False if this process stopped Spark itself."""
+    java = context._jsc
     try:
         return java is not None and bool(java.sc().isStopped())
     except SPARK_ERRORS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import warnings
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import MasterUnreachable, MillraceError
 from millrace.redaction import is_secret
+from millrace.spark.session import start_up
+from millrace.spark.session.converters import ask_only_about_numpy
 from millrace.spark.session.encryption import SECRET
 from millrace.spark.session.environment import prepare_environment
 from millrace.spark.session.java import archive_option
@@ -21,29 +24,58 @@ from millrace.spark.session.master_url import MasterUrl, check_reachable, parse_
 from millrace.spark.session.settings import batch_settings, session_settings
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
 
-def make_session(master: str, app_name: str, slots: int, extra: dict[str, str] | None = None) -> SparkSession:
-    """Create a session with room for `slots` resident workers. Call it from the main thread to keep your Ctrl-C handler.
+def make_context(master: str, app_name: str, slots: int, extra: dict[str, str] | None = None) -> SparkContext:
+    """Start Spark with room for `slots` resident workers; `session_of` adds what DataFrames need, which takes another second.
+    Call it from the main thread to keep your Ctrl-C handler.
 
     Raises JavaNotFound, MasterUnreachable, NotEnoughSlots, or MillraceError if Spark does not start or already runs in this
-    process: Spark would return the existing session with its own settings, under which dead workers are not restarted or
+    process: Spark would return the existing context with its own settings, under which dead workers are not restarted or
     never start at all.
     """
     url, settings = session_settings(master, slots, extra)
     return _make(master, url, app_name, settings)
 
 
+def default_name() -> str:
+    """The name of a cluster that was not given one."""
+    return f"millrace-{os.getpid()}"
+
+
+def application(cluster: str) -> str:
+    """The name of an engine's application in Spark."""
+    return f"millrace {cluster}"
+
+
+def make_session(master: str, app_name: str, slots: int, extra: dict[str, str] | None = None) -> SparkSession:
+    """Start Spark as `make_context` does, and return its session."""
+    return session_of(make_context(master, app_name, slots, extra))
+
+
 def make_batch_session(master: str, app_name: str, extra: dict[str, str] | None = None) -> SparkSession:
     """Create a session for the microbatch engine; otherwise as `make_session`."""
     url, settings = batch_settings(master, extra)
-    return _make(master, url, app_name, settings)
+    return session_of(_make(master, url, app_name, settings))
 
 
-def _make(master: str, url: str, app_name: str, settings: dict[str, str]) -> SparkSession:
+def session_of(context: SparkContext) -> SparkSession:
+    """The session of a context that Millrace has made, with Millrace's formats."""
+    from pyspark.sql import SparkSession
+
+    from millrace.spark.sources import register
+
+    spark = SparkSession.builder.getOrCreate()  # the user may have made it meanwhile
+    assert spark.sparkContext is context  # a process has at most one
+    register(spark)
+    return spark
+
+
+def _make(master: str, url: str, app_name: str, settings: dict[str, str]) -> SparkContext:
     parsed = parse_master(master)
     check_reachable(parsed)
     java_home = prepare_environment(parsed)
@@ -73,22 +105,21 @@ def _refuse_second_session() -> None:
         )
 
 
-def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str]) -> SparkSession:
+def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str]) -> SparkContext:
     from py4j.protocol import Py4JError
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
-    from millrace.spark.sources import register
-
-    builder = SparkSession.builder.master(url).appName(app_name).config(map={**settings})
+    settings = {**settings, "spark.master": url, "spark.app.name": app_name}
+    ask_only_about_numpy()
     try:
-        _start_jvm(without_secrets({**settings, "spark.master": url, "spark.app.name": app_name}))
+        _start_jvm(without_secrets(settings))
+        start_up.reached("java")
         with _own_interrupt_handler():
-            spark = builder.getOrCreate()
-        _silence_accumulator_server(spark)
-        register(spark)
-        return spark
+            context = SparkContext(conf=SparkConf().setAll([*settings.items()]))
+        _silence_accumulator_server(context)
+        start_up.reached("spark")
+        return context
     except (PySparkException, Py4JError, OSError) as error:
         if SparkContext._active_spark_context is not None:
             SparkContext._active_spark_context.stop()  # a half-made context would block the next attempt
@@ -96,8 +127,8 @@ def _start(master: MasterUrl, url: str, app_name: str, settings: dict[str, str])
 
 
 def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings for the JVM's command line, which every user of the host can read. The builder passes all settings later,
-    over a socket of this process."""
+    """The settings for the JVM's command line, which every user of the host can read. All settings are passed later, over a
+    socket of this process."""
     return {key: value for key, value in settings.items() if not is_secret(key, value)}
 
 
@@ -126,9 +157,9 @@ def _own_interrupt_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _silence_accumulator_server(spark: SparkSession) -> None:
+def _silence_accumulator_server(context: SparkContext) -> None:
     """Keep PySpark's accumulator server from printing a stack trace when the JVM dies: the engine reports that in a line."""
-    server: Any = spark.sparkContext._accumulatorServer
+    server: Any = context._accumulatorServer
     server.handle_error = lambda request, address: log.info("the JVM at %s has ended", address)
 
 
@@ -150,26 +181,28 @@ def _not_started(master: MasterUrl, error: Exception, with_secret: bool) -> Mill
     )
 
 
-def stop_session(spark: SparkSession) -> bool:
-    """Stop the session. Returns False if Spark had already ended; PySpark's record of its JVM is cleared then, so that the
-    next session starts another one."""
+def stop_spark(context: SparkContext) -> bool:
+    """Stop Spark, with its session if it has one. Returns False if Spark had already ended; PySpark's record of its JVM is
+    cleared then, so that the next start makes another one."""
+    from pyspark.sql import SparkSession
+
     from millrace.spark.session.errors import SPARK_ERRORS, first_line, is_gone
 
-    gone = is_gone(spark)
+    gone, session = is_gone(context), SparkSession._instantiatedSession
     try:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # PySpark warns that the JVM may be gone
-            spark.stop()
+            (session if session is not None and session.sparkContext is context else context).stop()
     except SPARK_ERRORS as error:
         log.info("Spark could not be stopped: %s", first_line(error))
-        _forget_jvm(spark)
+        _forget_jvm(context)
         return False
     return not gone
 
 
-def _forget_jvm(spark: SparkSession) -> None:
+def _forget_jvm(context: SparkContext) -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    spark.sparkContext.stop()  # the Python side of it; this does not call the JVM again
+    context.stop()  # the Python side of it; this does not call the JVM again
     SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None

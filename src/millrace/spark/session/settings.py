@@ -17,6 +17,7 @@ from millrace.spark.session.master_url import LOOPBACK, MasterUrl, parse_master
 SPARE_CORES = 2  # for Spark's own small jobs: with every core held by a worker they wait forever, without an error
 MANY_FAILURES = 1_000_000  # Spark counts over the whole life of a task, and workers live for days
 HASH_SEED = "0"
+DAEMON = "millrace.spark.cluster.daemon"
 # These settings make Spark avoid, for an hour, executors on which tasks have failed. Millrace restarts work where it failed.
 EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.excludeOnFailure.application.enabled",
              "spark.excludeOnFailure.taskAndStage.enabled")
@@ -48,6 +49,8 @@ def session_settings(master: str, slots: int, extra: Mapping[str, str] | None = 
     }
     if parsed.on_loopback:
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    if parsed.on_this_machine:
+        settings["spark.python.daemon.module"] = DAEMON
     if parsed.kind == "local-cluster":
         _check_local_cluster(parsed, slots)
         settings["spark.executor.memory"] = f"{parsed.executor_memory_mb}m"
@@ -73,6 +76,7 @@ def batch_settings(master: str, extra: Mapping[str, str] | None = None) -> tuple
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     }
+    settings.pop("spark.python.daemon.module", None)  # its processes are of many kinds: each imports what it needs
     if parsed.on_this_machine:
         settings["spark.shuffle.compress"] = "false"  # it costs more than the bytes that it saves
         settings["spark.sql.shuffle.partitions"] = str(parsed.cores)  # a write function may group; 200 suits a cluster

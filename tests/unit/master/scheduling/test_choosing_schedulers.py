@@ -9,8 +9,9 @@ import pytest
 
 from millrace.control.events import Event, Say
 from millrace.control.master_state import MasterState
-from millrace.master.scheduling.loop import OFF, SchedulingLoop
+from millrace.master.scheduling.loop import SchedulingLoop
 from millrace.master.scheduling.scheduler_process import OnAnswer, SchedulerAnswer
+from millrace.schedulers.registry import OFF
 
 OWN = "mine:Own"
 TRIED_OUT = {"parameters": {}, "period": 60.0, "weighs_itself": False, "cool_down": 10.0, "packing": 0.9, "estimator": "ewma"}
