@@ -206,11 +206,8 @@ class AddUp(ReportingBolt):
     outputs: ClassVar[list[str]] = ["word", "count"]
 
     def process_arrow(self, batch: pa.RecordBatch) -> None:
-        sums = pa.Table.from_batches([batch]).group_by("word").aggregate([("count", "sum")]).combine_chunks()
-        counts, keys = self.counts, sums.column("word").to_pylist()
-        totals = [counts[word] + n for word, n in zip(keys, sums.column("count_sum").to_pylist(), strict=True)]
-        counts.update(zip(keys, totals, strict=True))
-        self.emit_arrow(pa.record_batch([pa.array(keys, pa.string()), pa.array(totals, pa.int64())], names=["word", "count"]))
+        updates = self.counts.add_batch(batch["word"], batch["count"])
+        self.emit_arrow(pa.record_batch(updates, names=["word", "count"]))
 
 
 class WordsCombined(Topology):

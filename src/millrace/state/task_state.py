@@ -247,7 +247,8 @@ class TaskState:
             for number, piece in enumerate(deltas, self._chains[group].pieces):
                 self._adopt(group, number, piece)
         for state in self.states.values():
-            state.settle(state.changes())
+            changes = state.changes()  # may change the form of the state, and with it `settle`
+            state.settle(changes)
         for group, deltas in groups.items():
             self._chains[group].grow(deltas)
 

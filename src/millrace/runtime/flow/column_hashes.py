@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.api.column_types import holds_plain_keys
+
 # The bytes that msgpack puts before a value: by the most that a value of the kind may be, or the longest that it may be.
 _STRINGS = ((31, 0xA0, 0), (0xFF, 0xD9, 1), (0xFFFF, 0xDA, 2), (0xFFFFFFFF, 0xDB, 4))
 _BYTES = ((0xFF, 0xC4, 1), (0xFFFF, 0xC5, 2), (0xFFFFFFFF, 0xC6, 4))
@@ -35,12 +37,7 @@ _CRC = _table()
 
 def can_hash(columns: Sequence[pa.Array]) -> bool:
     """True if all columns are of strings, bytes, integers, booleans or nulls; others need `stable_hash` for each value."""
-    return len(columns) <= _MOST_FIELDS and all(_is_plain(column.type) for column in columns)
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    return bool(kind in _TEXT or kind in _BINARY or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-                or pa.types.is_null(kind))
+    return len(columns) <= _MOST_FIELDS and all(holds_plain_keys(column.type) for column in columns)
 
 
 def column_hashes(columns: Sequence[pa.Array]) -> np.ndarray:
