@@ -19,6 +19,7 @@ from millrace.api.spout import Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.bench.other_engines.job import Corpus
+from millrace.connectors.files import lines_of
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 from millrace.connectors.settings import setting
 from millrace.connectors.sinks import Drop, DropArrow
@@ -96,8 +97,7 @@ class CorpusLinesArrow(ArrowGeneratorSpout):
         line = first // self.parallelism // self.batch * self.batch  # of this task
         file, offset = divmod(line, self._corpus.lines_per_file)
         if file != self._file[0]:
-            text = self._corpus.file(self.task_index + file * self.parallelism).read_text()
-            self._file = file, pc.list_flatten(pc.split_pattern(pa.array([text]), "\n"))
+            self._file = file, lines_of(self._corpus.file(self.task_index + file * self.parallelism).read_bytes())
         self._sent = line + count
         return pa.record_batch([self._file[1].slice(offset, count)], names=["line"])
 
