@@ -200,8 +200,8 @@ class ArrowFileSpout(FileSpout):
     | `path`, `follow` | as for FileSpout |
     | `batch` | maximum number of lines in a batch (default 10,000); one that ends with what was read so far is shorter |
 
-    The position of a batch is that of its first line, so a topology can change `batch`, and also between this and FileSpout, and
-    resume. Each batch is one tuple for acks and replays.
+    The position of a batch is that of its first line, so a topology can resume with another `batch`, or with FileSpout. A batch
+    is one tuple for acks and replays.
     """
 
     def __init__(self) -> None:

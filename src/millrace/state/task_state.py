@@ -405,10 +405,16 @@ def open_states(component: Any, group_of: Callable[[Any], int], owned: Collectio
     declared = declared_states(type(component))
     if not declared:
         return None
-    places = KeyPlaces(group_of, owned, key_groups, label, owner_of)
+    places = KeyPlaces(group_of, owned, key_groups, label, owner_of, _add_batch)
     states = {name: state.open(places, now) for name, state in declared.items()}
     vars(component).update(states)
     return TaskState(states, places, dropped)
+
+
+def _add_batch(state: KeyedState, keys: Any, amounts: Any) -> list[Any]:
+    from millrace.state.batches import add_batch  # loads Arrow, which only few states need
+
+    return add_batch(state, keys, amounts)
 
 
 def stored_entries(group: int, pieces: Sequence[bytes], label: str) -> dict[str, Loaded]:

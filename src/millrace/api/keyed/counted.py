@@ -22,8 +22,8 @@ GONE = -1  # in place of the key group: the place is not used any more
 
 
 class Arrays:
-    """What a state knows of its keys, by place: total, total at the last snapshot, key group, and whether the key has no entry
-    in the last snapshot."""
+    """Columns of a state, by place of the key: total, total at the last snapshot, key group, and whether the key is `fresh`,
+    not in the last snapshot."""
 
     __slots__ = ("fresh", "gone", "groups", "saved", "totals", "used")
 

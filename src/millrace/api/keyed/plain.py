@@ -85,9 +85,7 @@ class KeyedState(dict[Any, Any]):
 
         As with a snapshot, bound methods and views that were taken before must not be used after it.
         """
-        from millrace.api.keyed.batches import add_batch  # loads Arrow
-
-        return add_batch(self, keys, amounts)
+        return self._places.add_batch(self, keys, amounts)
 
     def append(self, key: Any, item: Any) -> None:
         """Appends to the key's list."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.api.column_types import holds_plain_keys
+from millrace.state.column_types import holds_plain_keys
 
 # The bytes that msgpack puts before a value: by the most that a value of the kind may be, or the longest that it may be.
 _STRINGS = ((31, 0xA0, 0), (0xFF, 0xD9, 1), (0xFFFF, 0xDA, 2), (0xFFFFFFFF, 0xDB, 4))

@@ -1,4 +1,5 @@
-"""Keyed state that is used by batch and by key at once, against a plain dict, through snapshots, losses and moves."""
+"""Keyed state that is used by batch and by key at once: examples, and any use against a plain dict through snapshots, losses
+and moves."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,6 +17,7 @@ from millrace.api.grouping import stable_hash
 from millrace.api.keyed import counted
 from millrace.api.keyed import plain as keyed_state
 from millrace.api.keyed.declared import CounterState
+from millrace.api.keyed.paged import PagedState
 from millrace.errors import KeyNotOwned
 from millrace.state.task_state import TaskState, open_states
 from support.examples import examples
@@ -44,6 +47,116 @@ class FakeTask:
         opened = open_states(self.bolt, stable_hash, owned, GROUPS, "count", lambda: 0.0, dropped=note)
         assert opened is not None
         self.state: TaskState = opened
+
+
+def opened(kind: type = Count) -> Any:
+    return FakeTask(kind, set(range(GROUPS))).bolt.counts
+
+
+@pytest.mark.parametrize("kind", [Count, CountForAnHour])
+def test_a_batch_is_counted_by_key(kind: type) -> None:
+    counts = opened(kind)
+    counts["b"] = 10
+    words, totals = counts.add_batch(pa.array(["a", "b", "a", None]))
+    assert (words.to_pylist(), totals.to_pylist()) == (["a", "b", None], [2, 11, 1])
+    assert counts == {"b": 11, "a": 2, None: 1}
+    counts["a"] += 1
+    assert dict(zip(*map(pa.Array.to_pylist, counts.add_batch(pa.array(["a"]), pa.array([-5]))), strict=True)) == {"a": -2}
+
+
+@pytest.mark.parametrize("keys", [
+    pa.array([7, 8, 7], pa.uint8()), pa.array([b"x", b"", b"x"]), pa.array([True, False, True]),
+    pa.array(["a", "b", "a"], pa.large_string()), pa.chunked_array([["a"], ["b", "a"]]),
+    pa.array(["x", "a", "b", "a"]).slice(1),
+    pa.DictionaryArray.from_arrays([0, 2, 1], pa.array(["a", "a", "b", "not used"])),
+    pa.DictionaryArray.from_arrays([1, 0, 1], pa.array([None, "b"])),
+    pa.DictionaryArray.from_arrays([1, None, 1], pa.array(["a", "b"])),
+    pa.array(list("abcdefgh")).dictionary_encode().slice(4, 3),
+], ids=lambda keys: str(keys.type))
+def test_keys_of_every_form(keys: Any) -> None:
+    for amounts, expected in ((None, 1), (pa.array([10, 10, 10], pa.int16()), 10)):
+        counts, values = opened(), keys.to_pylist()
+        different, totals = counts.add_batch(keys, amounts)
+        assert counts == {value: expected * values.count(value) for value in values}
+        assert dict(zip(different.to_pylist(), totals.to_pylist(), strict=True)) == counts
+        assert not pa.types.is_dictionary(different.type)
+
+
+def test_an_empty_batch_changes_nothing() -> None:
+    counts = opened()
+    assert [len(each) for each in counts.add_batch(pa.array([], pa.string()), pa.array([], pa.int64()))] == [0, 0]
+    assert counts == {}
+
+
+@pytest.mark.parametrize(("keys", "amounts", "message"), [
+    (["a"], None, "add_batch takes the keys as a column of an Arrow batch, not list"),
+    (pa.array([1.5]), None, "add_batch takes keys of strings, bytes, integers or booleans, not double"),
+    (pa.array(["a"]), [1], "add_batch takes the amounts as a column of an Arrow batch, not list"),
+    (pa.array(["a"]), pa.array([0.5]), "add_batch takes integers without nulls as amounts, not double with 0 nulls"),
+    (pa.array(["a"]), pa.array([None], pa.int8()), "add_batch takes integers without nulls as amounts, not int8 with 1 nulls"),
+])
+def test_columns_that_cannot_be_added_are_refused(keys: Any, amounts: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        opened().add_batch(keys, amounts)
+
+
+def test_amounts_for_other_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="add_batch got 2 keys and 1 amounts"):
+        opened().add_batch(pa.array(["a", "b"]), pa.array([1]))
+
+
+def test_sums_that_may_exceed_64_bits_are_refused() -> None:
+    counts = opened()
+    with pytest.raises(OverflowError, match="add_batch got 2 amounts from 1 to 4611686018427387904: their sum may exceed"):
+        counts.add_batch(pa.array(["a", "a"]), pa.array([1, 2**62]))
+    counts["a"] = 2**63 - 1
+    with pytest.raises((OverflowError, pa.ArrowInvalid)):
+        counts.add_batch(pa.array(["a", "b"]), pa.array([1, 1]))
+    assert counts == {"a": 2**63 - 1}
+
+
+def test_a_batch_with_a_key_of_another_task_changes_nothing() -> None:
+    task = FakeTask(Count, {stable_hash("a") % GROUPS})
+    other = next(word for word in map(str, range(100)) if stable_hash(word) % GROUPS not in task.state.owned)
+    task.bolt.counts.add_batch(pa.array(["a"]))
+    with pytest.raises(KeyNotOwned, match=f"{other!r} is not a key of this task's part of 'counts'"):
+        task.bolt.counts.add_batch(pa.array(["a", other]))
+    assert task.bolt.counts == {"a": 1}
+
+
+@pytest.mark.parametrize("paged_above", [0, 1000])
+def test_integers_are_in_arrays_until_another_value_is_set(monkeypatch: pytest.MonkeyPatch, paged_above: int) -> None:
+    monkeypatch.setattr(keyed_state, "PAGED_ABOVE", paged_above)
+    task = FakeTask(Count, set(range(GROUPS)))
+    counts = task.bolt.counts
+    counts.update(a=1, b=2)
+    task.state.snapshot()
+    counts.add_batch(pa.array(["b", "c"]))
+    assert isinstance(counts, counted.CountedState)
+    counts["d"] = 0.5
+    words, totals = counts.add_batch(pa.array(["c", "d"]))
+    assert type(counts) is PagedState
+    assert (words.to_pylist(), totals.to_pylist()) == (["c", "d"], [2.0, 1.5])
+    assert counts == {"a": 1, "b": 3, "c": 2, "d": 1.5}
+    assert sum(task.state.dirty().values()) == 3, "a has not changed"
+    del counts["d"]
+    counts.add_batch(pa.array(["c"]))
+    assert type(counts) is PagedState, "and stays in pages"
+
+
+def test_a_snapshot_has_only_what_a_batch_has_changed() -> None:
+    task = FakeTask(Count, set(range(GROUPS)))
+    task.bolt.counts.add_batch(pa.array(list(map(str, range(100)))))
+    assert sum(task.state.dirty().values()) == 100
+    task.state.snapshot()
+    task.bolt.counts.add_batch(pa.array(["5", "7", "new"]), pa.array([1, 0, 1]))
+    assert sum(task.state.dirty().values()) == 2
+    pieces = task.state.snapshot()
+    assert set(pieces) == {stable_hash("5") % GROUPS, stable_hash("new") % GROUPS}
+    assert task.state.dirty() == {}
+
+
+# ---- any use ----
 
 
 def as_column(values: Sequence[Any], kind: str) -> pa.Array:

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.api.column_types import holds_plain_keys
 from millrace.api.keyed.counted import CountedState, turn_into_arrays
 from millrace.api.keyed.plain import KeyedState
+from millrace.state.column_types import holds_plain_keys
 
 
 def add_batch(state: KeyedState, keys: Any, amounts: Any = None) -> list[pa.Array]:
