@@ -169,6 +169,16 @@ class WordsByChunk(Topology):
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 
+class SplitEncoded(Bolt):
+    """Batches of lines to batches of words, dictionary-encoded: what follows handles each different word once, and else numbers."""
+
+    outputs: ClassVar[list[str]] = ["word"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        words = pc.list_flatten(pc.split_pattern(batch.column(0), " "))
+        self.emit_arrow(pa.record_batch([words.dictionary_encode()], names=["word"]))
+
+
 class CountArrowBatch(ReportingBolt, TallyArrow):
     """Counts Arrow batches of words in keyed state; one update for each word and batch."""
 
@@ -177,7 +187,7 @@ class WordsByArrow(Topology):
     """Arrow batch by Arrow batch; every word is sent to the task that counts it."""
 
     lines = CorpusLinesArrow.spec(par=2)
-    split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    split = SplitEncoded.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
     count = CountArrowBatch.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
