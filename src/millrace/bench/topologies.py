@@ -170,7 +170,7 @@ class WordsByChunk(Topology):
 
 
 class SplitEncoded(Bolt):
-    """Batches of lines to batches of words, dictionary-encoded: what follows handles each different word once, and else numbers."""
+    """Batches of lines to batches of words, dictionary-encoded: what follows hashes each different word once."""
 
     outputs: ClassVar[list[str]] = ["word"]
 
