@@ -20,6 +20,7 @@ from millrace.api.topology import Topology
 from millrace.api.tuple import Tuple
 from millrace.bench.other_engines.job import Corpus
 from millrace.config import CHUNK_TUPLES
+from millrace.connectors.files import lines_of
 from millrace.connectors.generator import ArrowGeneratorSpout, GeneratorSpout
 from millrace.connectors.settings import setting
 from millrace.connectors.sinks import Drop, DropArrow
@@ -107,8 +108,7 @@ class CorpusLinesArrow(ArrowGeneratorSpout):
         line = first // self.parallelism // self.batch * self.batch  # of this task
         file, offset = divmod(line, self._corpus.lines_per_file)
         if file != self._file[0]:
-            text = self._corpus.file(self.task_index + file * self.parallelism).read_text()
-            self._file = file, pc.list_flatten(pc.split_pattern(pa.array([text]), "\n"))
+            self._file = file, lines_of(self._corpus.file(self.task_index + file * self.parallelism).read_bytes())
         self._sent = line + count
         return pa.record_batch([self._file[1].slice(offset, count)], names=["line"])
 
@@ -180,6 +180,16 @@ class WordsByChunk(Topology):
     drop = Drop.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 
 
+class SplitEncoded(Bolt):
+    """Batches of lines to batches of words, dictionary-encoded: what follows hashes each different word once."""
+
+    outputs: ClassVar[list[str]] = ["word"]
+
+    def process_arrow(self, batch: pa.RecordBatch) -> None:
+        words = pc.list_flatten(pc.split_pattern(batch.column(0), " "))
+        self.emit_arrow(pa.record_batch([words.dictionary_encode()], names=["word"]))
+
+
 class CountArrowBatch(ReportingBolt, TallyArrow):
     """Counts Arrow batches of words in keyed state; one update for each word and batch."""
 
@@ -188,7 +198,7 @@ class WordsByArrow(Topology):
     """Arrow batch by Arrow batch; every word is sent to the task that counts it."""
 
     lines = CorpusLinesArrow.spec(par=2)
-    split = SplitArrow.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
+    split = SplitEncoded.spec(inputs={lines: Grouping.LOCAL_OR_SHUFFLE}, par=2)
     count = CountArrowBatch.spec(inputs={split: Grouping.fields("word")}, par=2)
     drop = DropArrow.spec(inputs={count: Grouping.LOCAL_OR_SHUFFLE}, par=2)
 

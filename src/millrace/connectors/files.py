@@ -1,4 +1,4 @@
-"""A spout that reads text files line by line and can resume at any line."""
+"""Spouts that read text files, line by line or in Arrow batches of lines, and can resume at any line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from millrace.api.spout import ReplayableSpout
 from millrace.connectors.settings import setting
 from millrace.errors import TopologyError
 
-BLOCK = 1 << 16  # bytes read at a time
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BLOCK = 1 << 16  # bytes read at a time,
+ARROW_BLOCK = 1 << 20  # and for batches
+BATCH = 10_000  # lines
 INDEX_EVERY = 1 << 20  # bytes between two entries of the index
 RESCAN_SECONDS = 0.5
 
@@ -47,7 +52,8 @@ class FileSpout(ReplayableSpout):
         self._files: list[str] = []  # files of this task
         self._fd: int | None = None
         self._place = (0, 0)  # index in _files, and offset of the first unread line
-        self._pending: list[str] = []  # lines read and not yet emitted, in reverse order
+        self._pending: Any = []  # lines read and not yet emitted; as strings, they are in reverse order
+        self._block = BLOCK
         self._index: list[tuple[int, int, int]] = []  # (position, file, offset), about one for each MiB
         self._scanned_at = float("-inf")
         self._read_bytes = self._read_lines = 0
@@ -80,14 +86,14 @@ class FileSpout(ReplayableSpout):
         """Finds the line through the index, then by counting line ends from the nearest entry."""
         self.unacked_tuples.clear()
         self.failed_tuples.clear()
-        self._pending.clear()
+        self._pending = []
         self._close_file()
         entry = bisect.bisect_right(self._index, (position, len(self._files), 0)) - 1
         at, number, offset = self._index[entry] if entry >= 0 else (0, 0, 0)
         self._place, self._next_position, self.exhausted = (number, offset), at, False
         while self._next_position < position and self._read():
             skip = min(position - self._next_position, len(self._pending))
-            del self._pending[len(self._pending) - skip:]
+            self._skip(skip)
             self._next_position += skip
         if self._next_position < position:
             raise TopologyError(f"{self.component_name}: task {self.task_index} cannot resume at line {position}: "
@@ -124,10 +130,9 @@ class FileSpout(ReplayableSpout):
                 self._remember(number, offset)
                 self._place = (number, offset + len(data))
                 # Only \n ends a line (str.splitlines has ten others); a \r before it is removed.
-                lines = data.removesuffix(b"\n").decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
-                lines[-1] = lines[-1].removesuffix("\r")
-                self._pending = lines[::-1]
-                self._read_bytes, self._read_lines = self._read_bytes + len(data), self._read_lines + len(lines)
+                self._pending = self._split(data.removesuffix(b"\n").replace(b"\r\n", b"\n").removesuffix(b"\r"))
+                self._read_bytes += len(data)
+                self._read_lines += len(self._pending)
                 return True
             if last and self._follow:
                 if self._scan():
@@ -136,11 +141,19 @@ class FileSpout(ReplayableSpout):
             self._close_file()
             self._place = (number + 1, 0)
 
+    def _split(self, text: bytes) -> Any:
+        """The lines of the text, as `_pending` has them."""
+        return text.decode("utf-8", "replace").split("\n")[::-1]
+
+    def _skip(self, count: int) -> None:
+        """Drops the first lines of `_pending`."""
+        del self._pending[len(self._pending) - count:]
+
     def _next_lines(self, offset: int, whole: bool) -> bytes:
         """Complete lines from `offset` on, about a block of them. `whole`: the rest at the end of the file is a line too."""
         if self._fd is None:
             self._fd = os.open(self._files[self._place[0]], os.O_RDONLY)
-        size = BLOCK
+        size = self._block
         while True:
             data = os.pread(self._fd, size, offset)
             end = data.rfind(b"\n") + 1
@@ -177,3 +190,55 @@ class FileSpout(ReplayableSpout):
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+class ArrowFileSpout(FileSpout):
+    """Emits the lines of files in Arrow batches, for bolts with `process_arrow`.
+
+    | config | meaning |
+    | --- | --- |
+    | `path`, `follow` | as for FileSpout |
+    | `batch` | maximum number of lines in a batch (default 10,000); one that ends with what was read so far is shorter |
+
+    The position of a batch is that of its first line, so a topology can resume with another `batch`, or with FileSpout. A batch
+    is one tuple for acks and replays.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batch = BATCH
+        self._block = ARROW_BLOCK
+
+    def initialize(self, storm_conf: dict[str, Any], context: dict[str, Any]) -> None:
+        super().initialize(storm_conf, context)
+        self._batch = setting(self, storm_conf, "batch", int, self._batch, least=1)
+
+    def next_tuple(self) -> None:
+        if not len(self._pending) and not self._read():
+            return
+        import pyarrow as pa
+
+        first, lines = self._next_position, self._pending[:self._batch]
+        self._skip(len(lines))
+        try:
+            self.emit_arrow(pa.record_batch([lines], names=self.outputs), first)
+        finally:
+            self._next_position = first + len(lines)  # a batch that cannot be emitted is reported and skipped
+
+    def _split(self, text: bytes) -> pa.Array:
+        return lines_of(text)
+
+    def _skip(self, count: int) -> None:
+        self._pending = self._pending[count:]
+
+
+def lines_of(text: bytes) -> pa.Array:
+    """The lines of a text in UTF-8 as an Arrow column; invalid bytes become U+FFFD."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        whole = pa.array([text]).cast(pa.string())  # looks for invalid bytes without making a Python string
+    except pa.ArrowInvalid:
+        whole = pa.array([text.decode("utf-8", "replace")])
+    return pc.list_flatten(pc.split_pattern(whole, "\n"))

@@ -247,7 +247,8 @@ class TaskState:
             for number, piece in enumerate(deltas, self._chains[group].pieces):
                 self._adopt(group, number, piece)
         for state in self.states.values():
-            state.settle(state.changes())
+            changes = state.changes()  # may change the form of the state, and with it `settle`
+            state.settle(changes)
         for group, deltas in groups.items():
             self._chains[group].grow(deltas)
 
@@ -404,10 +405,16 @@ def open_states(component: Any, group_of: Callable[[Any], int], owned: Collectio
     declared = declared_states(type(component))
     if not declared:
         return None
-    places = KeyPlaces(group_of, owned, key_groups, label, owner_of)
+    places = KeyPlaces(group_of, owned, key_groups, label, owner_of, _add_batch)
     states = {name: state.open(places, now) for name, state in declared.items()}
     vars(component).update(states)
     return TaskState(states, places, dropped)
+
+
+def _add_batch(state: KeyedState, keys: Any, amounts: Any) -> list[Any]:
+    from millrace.state.batches import add_batch  # loads Arrow, which only few states need
+
+    return add_batch(state, keys, amounts)
 
 
 def stored_entries(group: int, pieces: Sequence[bytes], label: str) -> dict[str, Loaded]:

@@ -230,19 +230,14 @@ class WordCountArrow(Topology):
 
 
 class TallyArrow(Bolt):
-    """Counts words in keyed state, which can be redistributed over another number of tasks: Arrow counts a batch, and the state
-    changes once for each different word in it."""
+    """Counts words in keyed state, which can be redistributed over another number of tasks; emits for each batch its words with
+    their new counts."""
 
     outputs: ClassVar[list[str]] = ["word", "count"]
     counts = CounterState()
 
     def process_arrow(self, batch: pa.RecordBatch) -> None:
-        in_batch = batch.column(0).value_counts()
-        words, counts = in_batch.field("values"), self.counts
-        keys = words.to_pylist()
-        totals = [counts[word] + n for word, n in zip(keys, in_batch.field("counts").to_pylist())]
-        counts.update(zip(keys, totals))
-        self.emit_arrow(pa.record_batch([words, pa.array(totals, pa.int64())], names=["word", "count"]))
+        self.emit_arrow(pa.record_batch(self.counts.add_batch(batch.column(0)), names=["word", "count"]))
 
 
 class TallyArrowCount(Topology):
@@ -303,11 +298,7 @@ class TotalArrow(Bolt):
     counts = CounterState()
 
     def process_arrow(self, batch: pa.RecordBatch) -> None:
-        sums = pa.Table.from_batches([batch]).group_by("word").aggregate([("count", "sum")]).combine_chunks()
-        counts, words = self.counts, sums.column("word").to_pylist()
-        totals = [counts[word] + n for word, n in zip(words, sums.column("count_sum").to_pylist(), strict=True)]
-        counts.update(zip(words, totals, strict=True))
-        self.emit_arrow(pa.record_batch([pa.array(words, pa.string()), pa.array(totals, pa.int64())], names=["word", "count"]))
+        self.emit_arrow(pa.record_batch(self.counts.add_batch(batch["word"], batch["count"]), names=["word", "count"]))
 
 
 class CombinedWordCountArrow(Topology):

@@ -1,10 +1,12 @@
-"""Every kind of keyed state moves with its task: plain, paged and expiring, with deleted entries. Ticks keep their time."""
+"""Every kind of keyed state moves with its task: plain, paged, in arrays and expiring, with deleted entries. Ticks keep their
+time."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
 from millrace.api.bolt import Bolt
@@ -23,10 +25,11 @@ SECONDS = 1000.0  # until entries expire
 
 
 class Keeper(Bolt):
-    """Keeps plain numbers, lists, sets by a codec, entries that expire, and deletes every fifth key again."""
+    """Keeps plain numbers, numbers in arrays, lists, entries that expire, and deletes every fifth key again."""
 
     outputs: ClassVar[list[str]] = ["key", "number"]
     counts = CounterState()
+    by_batch = CounterState()
     recent = ListState()
     expiring = State(ttl=SECONDS)
     ticks: ClassVar[list[tuple[int, float]]] = []
@@ -34,6 +37,7 @@ class Keeper(Bolt):
     def process(self, tup: Tuple) -> None:
         key, number = tup.values
         self.counts[key] += 1
+        self.by_batch.add_batch(pa.array([key]))
         self.recent[key].append(number)
         self.expiring[key] = number
         self.state[key] = {"last": number}
@@ -85,7 +89,7 @@ def check(cluster: LocalCluster) -> None:
                       and all(task.component.exhausted for task in tasks(cluster, "numbers")))
     cluster.run(0.5)
     found, expected = contents(cluster), truth()
-    assert found["counts"] == expected["counts"]
+    assert found["counts"] == found["by_batch"] == expected["counts"]
     assert {key: sorted(numbers) for key, numbers in found["recent"].items()} == expected["recent"]
     for key, numbers in found["recent"].items():
         last = numbers[-1]

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from recording import attach, drain
 
 from millrace.connectors import files
-from millrace.connectors.files import FileSpout
+from millrace.connectors.files import ArrowFileSpout, FileSpout
 from millrace.errors import TopologyError
 
 
 def lines(emits) -> list[str]:
-    return [emitted.values[0] for emitted in emits]
+    """The emitted lines, one by one or in batches."""
+    return [line for emitted in emits for line in (emitted.values if isinstance(emitted.values, tuple) else
+                                                   emitted.values.column("line").to_pylist())]
 
 
 class FakeClock:
@@ -72,6 +74,55 @@ def test_seek_continues_at_that_line_with_any_block_size(tmp_path_factory, texts
         emits = drain(spout, recorder)
     assert lines(emits) == truth[target:]
     assert [emitted.tup_id for emitted in emits] == list(range(target, len(truth)))
+
+
+@given(texts=st.lists(st.lists(TEXT, max_size=12), min_size=1, max_size=4), block=st.integers(1, 40),
+       batch=st.integers(1, 8), other_batch=st.integers(1, 8), stop=st.integers(0, 60))
+def test_batches_continue_after_any_batch_with_any_sizes(tmp_path_factory, texts, block, batch, other_batch, stop):
+    directory = tmp_path_factory.mktemp("batches")
+    for number, text in enumerate(texts):
+        (directory / f"{number}").write_text("".join(f"{line}\n" for line in text), newline="")
+    truth = [line for text in texts for line in text]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "ARROW_BLOCK", block)
+        spout, recorder = attach(ArrowFileSpout, {"path": str(directory / "*"), "batch": batch})
+        emits = drain(spout, recorder)
+        assert lines(emits) == truth
+        assert [emitted.tup_id for emitted in emits] == [sum(each.values.num_rows for each in emits[:number])
+                                                         for number in range(len(emits))]
+        assert all(emitted.values.num_rows <= batch for emitted in emits)
+        assert spout.exhausted
+        for emitted in emits[:stop]:
+            spout.ack(emitted.tup_id)
+        position = spout.position()
+        assert position == len(lines(emits[:stop]))
+        other, recorder = attach(ArrowFileSpout, {"path": str(directory / "*"), "batch": other_batch})
+        other.seek(position)
+        assert lines(drain(other, recorder)) == truth[position:]
+        rows, recorder = attach(FileSpout, {"path": str(directory / "*")})
+        rows.seek(position)
+        assert lines(drain(rows, recorder)) == truth[position:]
+
+
+def test_batches_have_the_lines_that_rows_have(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\r\n\nf\xc3\xbcnf\nbad \xff\nodd\rline\r\r\nno end\r")
+    (tmp_path / "b.txt").write_bytes(b"\n\nmore")
+    truth = lines(drain(*attach(FileSpout, {"path": str(tmp_path / "*")})))
+    assert lines(drain(*attach(ArrowFileSpout, {"path": str(tmp_path / "*")}))) == truth
+    assert len(truth) == 10
+
+
+def test_a_failed_batch_is_sent_again(tmp_path):
+    (tmp_path / "a").write_text("one\ntwo\nthree\n")
+    spout, recorder = attach(ArrowFileSpout, {"path": str(tmp_path / "a"), "batch": 2})
+    first, second = drain(spout, recorder)
+    spout.ack(second.tup_id)
+    spout.fail(first.tup_id)
+    again = recorder.emits[-1]
+    assert (again.tup_id, lines([again])) == (0, ["one", "two"])
+    assert spout.position() == 0
+    spout.ack(first.tup_id)
+    assert spout.position() == 3
 
 
 def test_seek_past_the_end_is_reported(tmp_path):

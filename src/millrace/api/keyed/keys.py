@@ -15,13 +15,22 @@ KEY_TYPES = ATOMS | {Decimal, date, datetime, time, timedelta}
 KEYS_REMEMBERED = 100_000  # keys whose group is cached; beyond this, keys that no state holds are dropped
 
 
+AddBatch = Callable[[Any, Any, Any], list[Any]]
+
+
+def no_batches(state: Any, keys: Any, amounts: Any) -> list[Any]:
+    raise NotImplementedError(f"{state.name!r} was opened without support of Arrow batches")
+
+
 class KeyPlaces:
     """The key groups of keys, and the groups that this task owns. All states of a task share one, so that a key that several
     of them use is hashed once."""
 
     def __init__(self, group_of: Callable[[Any], int], owned: Collection[int], key_groups: int, label: str,
-                 owner_of: Callable[[int], int] | None = None) -> None:
+                 owner_of: Callable[[int], int] | None = None, add_batch: AddBatch = no_batches) -> None:
+        """`add_batch`: adds an Arrow batch to a state; the API itself does not load Arrow."""
         self.group_of, self.key_groups, self.label, self.owner_of = group_of, key_groups, label, owner_of
+        self.add_batch = add_batch
         self.states: list[dict[Any, Any]] = []  # the next snapshot needs the groups of the keys in these
         self._owned = set(owned)
         self._groups: dict[Any, int] = {}

@@ -256,6 +256,10 @@ class PagedState(KeyedState):
     def _unchanged(self, home: Page, key: Any, value: Any) -> bool:
         return home[key] is value and type(value) in ATOMS
 
+    def last_snapshot(self) -> tuple[list[tuple[Any, Any, int]], dict[int, Collection[Any]]]:
+        return ([(key, home[key], home.number) for key, home in self._homes.items()],
+                {page.number: page.deleted for page in self._pages.values() if page.deleted})
+
     def drop_foreign(self) -> list[Any]:
         foreign = self._places.foreign(self._new_keys())
         for key in foreign:

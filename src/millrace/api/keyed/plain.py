@@ -17,7 +17,6 @@ from millrace.hotpath.steps import QuickDict
 
 if TYPE_CHECKING:
     from millrace.api.keyed.declared import State
-    from millrace.api.keyed.paged import Page
 
 PAGED_ABOVE = 200_000  # keys; comparing this many takes about 13 ms at each snapshot
 MISSING: Any = object()
@@ -30,13 +29,14 @@ class KeyedState(QuickDict):
     """One state of one task. It is a dict in every respect, except that it refuses keys of other tasks."""
 
     # `_keys`, `_values` and `_numbers`: keys, values and groups of the last snapshot, in the order of the dict. `_sizes` and
-    # `_deleted` are by group. Slots without a value in `__init__` belong to a paged state; they are here because the class of
-    # an object can only be changed to one with the same slots.
-    __slots__ = ("_counted", "_default", "_deleted", "_homes", "_keys", "_new", "_numbers", "_pages", "_places",
-                 "_sizes", "_values", "codec", "name")
+    # `_deleted` are by group. `_only_dicts`: this is not turned into arrays. Slots without a value in `__init__` belong to a
+    # state in pages or in arrays; they are here because the class of an object can only be changed to one with the same slots.
+    __slots__ = ("_arrays", "_counted", "_default", "_deleted", "_homes", "_keys", "_new", "_numbers", "_only_dicts", "_pages",
+                 "_places", "_sizes", "_values", "codec", "name")
 
-    _homes: dict[Any, Page]
-    _pages: dict[int, Page]
+    _arrays: Any
+    _homes: dict[Any, Any]
+    _pages: dict[int, Any]
     _counted: int
     _new: dict[Any, None]
 
@@ -49,6 +49,7 @@ class KeyedState(QuickDict):
         self._numbers: list[int] = []
         self._sizes: dict[int, int] = {}
         self._deleted: dict[int, list[Any]] = {}
+        self._only_dicts = False
         places.states.append(self)
 
     def __missing__(self, key: Any) -> Any:
@@ -71,6 +72,16 @@ class KeyedState(QuickDict):
             self._places.find(key, self.name)
             self[key] = value = default
         return value
+
+    def add_batch(self, keys: Any, amounts: Any = None) -> list[Any]:
+        """Adds 1, or the integer in `amounts`, to the number of the key in each row of an Arrow column of strings, bytes,
+        integers or booleans. Returns two Arrow arrays: the different keys, and their new numbers.
+
+            words, totals = self.counts.add_batch(batch["word"])
+
+        As with a snapshot, bound methods and views that were taken before must not be used after it.
+        """
+        return self._places.add_batch(self, keys, amounts)
 
     def append(self, key: Any, item: Any) -> None:
         """Appends to the key's list."""
@@ -156,6 +167,12 @@ class KeyedState(QuickDict):
         self.__class__ = PagedState
         assert isinstance(self, PagedState)
         self.start_pages(zip(keys, values, numbers), deleted)
+
+    def last_snapshot(self) -> tuple[list[tuple[Any, Any, int]], dict[int, Collection[Any]]]:
+        """Key, value and group of the entries of the last snapshot that were not deleted since; and by group, the keys that
+        were."""
+        self._align(list(self))
+        return list(zip(self._keys, self._values, self._numbers)), dict(self._deleted)
 
     def size(self, number: int, changes: Changes) -> int:
         """The number of entries of the group; `changes`: the result of `changes()` now."""

@@ -213,14 +213,18 @@ ARROW_KEYS = {
     "list": pa.array([[1], [2], None, [1]]), "struct": pa.array([{"x": 1}, {"x": 2}, None, {"x": 1}]),
     "large text": pa.array(["a", "b", None, "a"], pa.large_string()),
     "slice": pa.array(["x", "a", "b", None, "a"]).slice(1),
+    "dictionary with null": pa.DictionaryArray.from_arrays([2, 0, 1, None], pa.array(["a", None, "b"])),
+    "dictionary of numbers": pa.DictionaryArray.from_arrays(pa.array([2, 0, 0, 1], pa.uint8()), pa.array([7, 8, 9])),
+    "small part of a dictionary": pa.array(list("xyzabcdefgh")).dictionary_encode().slice(3, 4),
 }
 
 
+@pytest.mark.parametrize("tasks", [2, 16])
 @pytest.mark.parametrize("names", [["key"], ["key", "n"]], ids=["one field", "two fields"])
 @pytest.mark.parametrize("kind", ARROW_KEYS)
-def test_a_key_in_a_batch_goes_where_it_goes_in_a_row(kind: str, names: list[str]) -> None:
+def test_a_key_in_a_batch_goes_where_it_goes_in_a_row(kind: str, names: list[str], tasks: int) -> None:
     batch = pa.record_batch([ARROW_KEYS[kind], pa.array([1, 2, 3, 1])], names=list(FIELDS))
-    over = route(Grouping.fields(names), tasks=16)
+    over = route(Grouping.fields(names), tasks)
     in_batch = {channel.target: routing.rows_of_batch(part) for channel, part in over.split_batch(batch)}
     in_rows = {channel.target: list(part) for channel, part in over.split(routing.rows_of_batch(batch))}
     assert in_batch == in_rows

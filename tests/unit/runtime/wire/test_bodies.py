@@ -180,6 +180,15 @@ def test_a_batch_that_was_cut_short_is_refused(length: int) -> None:
         decode_batch(body)
 
 
+def test_a_dictionary_comes_back_the_same_and_bad_indices_are_refused() -> None:
+    column = pa.array(["a", "b", None, "a"]).dictionary_encode()
+    for sent in (pa.record_batch([column], names=["word"]), pa.record_batch([column.slice(2)], names=["word"])):
+        assert decode_batch(encode_batch(sent)).equals(sent)
+    wrong = pa.DictionaryArray.from_arrays(pa.array([0, 7], pa.int32()), pa.array(["a"]), safe=False)
+    with pytest.raises(WireError, match="not an Arrow batch"):
+        decode_batch(encode_batch(pa.record_batch([wrong], names=["word"])))
+
+
 def test_a_batch_whose_insides_do_not_fit_is_refused() -> None:
     """Its header is right, so Arrow takes it; reading a text past the end of its buffer would take the process down."""
     body = bytes(encode_batch(batch()))
