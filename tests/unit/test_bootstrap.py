@@ -259,6 +259,16 @@ def test_an_optional_step_may_fail_and_does_not_delay_completion(
     Path(waits.log_path).unlink()
 
 
+def test_an_optional_step_that_never_ends_is_ended(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    hangs = bootstrap.Step(command, "working", optional=True, seconds=0.3)
+    run_lanes(root, [hangs])
+    assert hangs.child.poll() is not None and not os.path.exists(hangs.scratch)
+    assert "Commands will start more slowly" in capsys.readouterr().err
+    assert "not done after 0 s" in Path(hangs.log_path).read_text()
+    Path(hangs.log_path).unlink()
+
+
 def test_a_download_is_shown_in_bytes(tmp_path: Path) -> None:
     line = "  Downloading https://index/pyspark-4.3.0.tar.gz (4.0 MB)\n"
     download = bootstrap.Download.announced(line)

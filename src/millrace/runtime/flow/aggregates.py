@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import EmitError
-from millrace.runtime.hotpath.plain import Rows
+from millrace.hotpath.plain import Rows
 
 Values = Sequence[Any]
 IN_ORDER = ("first", "last")

@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from millrace.hotpath.plain import Rows
 from millrace.runtime.flow.routing import Parts, Route
-from millrace.runtime.hotpath.plain import Rows
 
 JUDGED = 1000  # tuples by which it is judged whether combining is worth its while
 WORTH = 1 / 8  # of them must be saved: to combine a row costs about an eighth of sending and processing it
