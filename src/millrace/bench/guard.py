@@ -29,7 +29,7 @@ from millrace.config import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, GUARANTEE
 from millrace.control.ledger import Ledger
 from millrace.errors import MillraceError
 from millrace.hotpath.plain import BOLT
-from millrace.hotpath.steps import COMPILED, fast_emit, tuples
+from millrace.hotpath.steps import COMPILED, fast_emit, tuples_of
 from millrace.model.graph import StreamDef, TaskId
 from millrace.runtime.flow.routing import ByFields
 from millrace.runtime.tasks.output import Output
@@ -84,7 +84,7 @@ def _decode(count: int) -> Callable[[], Any]:
 def _tuples(count: int) -> Callable[[], Any]:
     rows: list[Any] = _rows(count)
     delivery: Any = object()
-    return lambda: list(tuples(rows, delivery))
+    return lambda: list(tuples_of(rows, delivery))
 
 
 def _count(count: int) -> Callable[[], Any]:

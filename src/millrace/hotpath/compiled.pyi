@@ -5,4 +5,4 @@ from millrace.hotpath.plain import buckets as buckets
 from millrace.hotpath.plain import fast_emit as fast_emit
 from millrace.hotpath.plain import name_rows as name_rows
 from millrace.hotpath.plain import plain_rows as plain_rows
-from millrace.hotpath.plain import tuples as tuples
+from millrace.hotpath.plain import tuples_of as tuples_of

@@ -30,8 +30,12 @@ cdef extern from *:
             return row;
         }
         PyTupleObject *row = PyObject_GC_NewVar(PyTupleObject, kind, width);
-        if (row != NULL)
-            memset(row->ob_item, 0, width * sizeof(PyObject *));
+        if (row == NULL)
+            return NULL;
+        memset(row->ob_item, 0, width * sizeof(PyObject *));
+    #if PY_VERSION_HEX >= 0x030E0000
+        row->ob_hash = -1; // not known yet: since 3.14 a tuple remembers its hash
+    #endif
         return (PyObject *)row;
     }
     """
@@ -257,7 +261,7 @@ cdef class _Tuples:
         return tup
 
 
-def tuples(list rows, origin):
+def tuples_of(list rows, origin):
     cdef _Tuples each = _Tuples.__new__(_Tuples)
     each.rows, each.origin = rows, origin
     return each

@@ -150,7 +150,7 @@ class FixedOrigin(msgspec.Struct, frozen=True):
         return self.id
 
 
-def tuples(rows: Rows, origin: Any) -> Iterator[Tuple]:
+def tuples_of(rows: Rows, origin: Any) -> Iterator[Tuple]:
     """The rows of a chunk as tuples."""
     return map(Tuple, rows, repeat(origin), count())
 

@@ -48,15 +48,17 @@ def compiled_file() -> Path | None:
     return Path(_steps.__file__) if COMPILED and _steps.__file__ else None
 
 
-_steps = _chosen()
+if TYPE_CHECKING:
+    _steps = plain
+else:
+    _steps = _chosen()
 COMPILED = _steps is not plain
 
-if TYPE_CHECKING:
-    from millrace.hotpath.plain import QuickDict, RowDecoder, Tuple, buckets, fast_emit, name_rows, plain_rows, tuples
-else:
-    fast_emit, plain_rows, buckets = _steps.fast_emit, _steps.plain_rows, _steps.buckets
-    Tuple, tuples, name_rows = _steps.Tuple, _steps.tuples, _steps.name_rows
-    QuickDict, RowDecoder = _steps.QuickDict, _steps.RowDecoder
+fast_emit, plain_rows, buckets = _steps.fast_emit, _steps.plain_rows, _steps.buckets
+tuples_of, name_rows = _steps.tuples_of, _steps.name_rows
+Tuple = _steps.Tuple
+QuickDict = _steps.QuickDict
+RowDecoder = _steps.RowDecoder
 
 __all__ = ["COMPILED", "QuickDict", "RowDecoder", "Tuple", "buckets", "compiled_file", "fast_emit", "name_rows", "plain_rows",
-           "tuples"]
+           "tuples_of"]

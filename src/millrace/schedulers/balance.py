@@ -17,10 +17,10 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
+from millrace.schedulers.inputs.traffic import clean
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.placing import place_homeless
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
-from millrace.schedulers.traffic import clean
 
 TOLERANCE = 0.1  # by which the most loaded task may exceed the mean
 NOBODY = -1  # the owner of a group that has none yet

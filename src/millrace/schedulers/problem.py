@@ -19,10 +19,10 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers import overload
 from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
-from millrace.schedulers.demands import demands
-from millrace.schedulers.measured import TaskColumns, task_columns
+from millrace.schedulers.inputs.demands import demands
+from millrace.schedulers.inputs.measured import TaskColumns, task_columns
+from millrace.schedulers.inputs.traffic import MOST, clean, edges
 from millrace.schedulers.parameters import parameter
-from millrace.schedulers.traffic import MOST, clean, edges
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.demands import demands
+from millrace.schedulers.inputs.demands import demands
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import fitted
 from millrace.schedulers.placing import SlotBoard

@@ -14,7 +14,7 @@ from millrace.model.graph import TaskId
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
-from millrace.schedulers.measured import ABSENT, PairColumns, TaskColumns, task_columns
+from millrace.schedulers.inputs.measured import ABSENT, PairColumns, TaskColumns, task_columns
 from millrace.schedulers.problem import Flags, Floats, Ints
 from millrace.simulation.estimates import TaskRows
 from millrace.simulation.flow import WindowFlow

@@ -18,8 +18,8 @@ from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
+from millrace.schedulers.inputs.traffic import clean
 from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
-from millrace.schedulers.traffic import clean
 
 
 @dataclass(frozen=True)

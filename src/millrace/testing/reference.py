@@ -32,13 +32,13 @@ from millrace.api.spout import ReplayableSpout, Spout
 from millrace.api.topology import Topology
 from millrace.api.tuple import DEAD_LETTERS, DEFAULT_STREAM, Tuple
 from millrace.errors import EmitError, EncodingError, TopologyError, is_interrupt
+from millrace.hotpath.plain import Row
 from millrace.model.graph import ComponentDef, Input, StreamDef, TaskId, TopologyGraph, graph_of, resolve
 from millrace.state.task_state import TaskState, open_states
 
 USER_ERRORS = BaseException  # as in the engines, user code may raise anything
 FRUITLESS = 100  # consecutive calls in which a spout may raise without emitting before it counts as finished
 
-Row = tuple[Any, ...]
 States = dict[str, dict[str, dict[Any, Any]]]
 
 

@@ -130,9 +130,9 @@ def test_a_tuple_can_be_copied(steps: ModuleType) -> None:
 def test_the_tuples_of_a_chunk_are_numbered(steps: ModuleType) -> None:
     origin = SimpleNamespace(component="split", stream="default", task=3, tuple_id=lambda index: f"c:{index}")
     rows = [("a",), ("b",)]
-    assert [(tup.id, tup.values, tup.origin, tup.index) for tup in steps.tuples(rows, origin)] == [
+    assert [(tup.id, tup.values, tup.origin, tup.index) for tup in steps.tuples_of(rows, origin)] == [
         ("c:0", ("a",), origin, 0), ("c:1", ("b",), origin, 1)]
-    assert list(steps.tuples([], origin)) == []
+    assert list(steps.tuples_of([], origin)) == []
 
 
 def test_tuples_are_freed_with_what_they_hold(steps: ModuleType) -> None:
@@ -141,7 +141,7 @@ def test_tuples_are_freed_with_what_they_hold(steps: ModuleType) -> None:
 
     origin = Origin()
     gone = weakref.ref(origin)
-    kept = list(steps.tuples([("a",)] * 1000, origin))
+    kept = list(steps.tuples_of([("a",)] * 1000, origin))
     del origin
     assert gone() is not None
     del kept
@@ -153,6 +153,12 @@ def test_rows_get_names(steps: ModuleType, rows: list[Any]) -> None:
     named = steps.name_rows(rows, Pair)
     assert named == rows
     assert all(type(row) is Pair and row.first is values[0] for row, values in zip(named, rows, strict=True))
+
+
+def test_a_named_row_has_the_hash_of_its_values(steps: ModuleType) -> None:
+    body = msgspec.msgpack.encode([("a", 1)])
+    decoded = steps.RowDecoder(Pair, msgspec.msgpack.Decoder(list[Pair])).decode(body)
+    assert [hash(row) for row in (*steps.name_rows([("a", 1)], Pair), *decoded)] == [hash(("a", 1))] * 2
 
 
 @pytest.mark.parametrize("row", [(1,), (1, 2, 3), ()])

@@ -58,8 +58,8 @@ def behind(graph: TopologyGraph, load: Load) -> str:
     return ""
 
 
-class _Workers:
-    """What a window tells of its workers, by slot; worked out when it is first asked for, once for all topologies."""
+class _WorkersOfWindow:
+    """The workers of a window, by slot. Figures are worked out when they are first needed, once for all topologies."""
 
     def __init__(self, sample: WindowSample, cluster: Cluster) -> None:
         self._sample, self._cluster = sample, cluster
@@ -81,13 +81,13 @@ class _Workers:
 
 
 def bottleneck_of(graph: TopologyGraph, sample: WindowSample, cluster: Cluster,
-                  workers: _Workers | None = None) -> Bottleneck | None:
+                  workers: _WorkersOfWindow | None = None) -> Bottleneck | None:
     """The component that holds up the topology in the window; None if it keeps up, or nothing in it is busy. `workers`: of this
     window."""
     load, plan = sample.loads[graph.name], sample.plans.get(graph.name)
     if load.window_seconds <= 0 or plan is None or not (evidence := behind(graph, load)):
         return None
-    workers = workers or _Workers(sample, cluster)
+    workers = workers or _WorkersOfWindow(sample, cluster)
     cores, around = workers.cores, workers.around
     crowded = {task for task, slot in plan.placement.items() if slot in workers.full}
     found: list[tuple[tuple[bool, float, float], Bottleneck]] = []
@@ -177,7 +177,7 @@ class Bottlenecks:
     def add(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample, cluster: Cluster) -> None:
         """Take a window. One in which tasks were started or moved says nothing about their topology."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] in graphs}
-        workers = _Workers(sample, cluster)
+        workers = _WorkersOfWindow(sample, cluster)
         for name, graph in graphs.items():
             if name not in sample.loads or sample.loads[name].settling:
                 continue

@@ -28,8 +28,8 @@ from typing import Any, Protocol
 from millrace.errors import BadParameter, MillraceError, UnknownName
 from millrace.model.graph import TaskId, resolve
 from millrace.model.load import Load, TaskLoad
+from millrace.schedulers.inputs.traffic import MOST
 from millrace.schedulers.parameters import check_parameters, parameter, with_parameters
-from millrace.schedulers.traffic import MOST
 
 TaskPair = tuple[TaskId, TaskId]
 LoadRow = tuple[float, ...]  # one value for each of COUNTERS, SECONDS and LEVELS; the first two are rates per second

@@ -20,9 +20,9 @@ from millrace.model.graph import ACKER, TaskId
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
-from millrace.schedulers.measured import numbers_of, per_second, task_columns
+from millrace.schedulers.inputs.measured import numbers_of, per_second, task_columns
+from millrace.schedulers.inputs.traffic import clean, in_bytes
 from millrace.schedulers.problem import NOWHERE, TUPLES, Floats, Ints, Problem
-from millrace.schedulers.traffic import clean, in_bytes
 
 WINDOWS_KEPT = 10
 GROUP_WINDOWS_KEPT = 40  # of key groups, which are counted by a sample: a slow stream needs many

@@ -15,7 +15,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, PlacesTasks, Scheduler, SchedulingResult
-from millrace.schedulers.demands import declares
+from millrace.schedulers.inputs.demands import declares
 from millrace.schedulers.placing import place_homeless
 from millrace.schedulers.problem import Objective, Problem
 from millrace.schedulers.registry import PACKING, traits

@@ -18,7 +18,7 @@ class Process(Protocol):
 
 
 class SchedulingPort(Protocol):
-    """What the scheduling loop asks of the master, and tells it."""
+    """The master as the scheduling loop sees it: its state, and the changes that the loop requests."""
 
     @property
     def state(self) -> MasterView:

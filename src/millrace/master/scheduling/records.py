@@ -59,7 +59,7 @@ class Records:
         self._write(lambda history: history.record_choice(row))
 
     def status(self) -> dict[str, Any] | None:
-        """What the history says of itself; None if there is none, or none yet."""
+        """The state of the history; None if none is kept, or it has not started yet."""
         return self._history.status() if self._history is not None else None
 
     def close(self) -> None:

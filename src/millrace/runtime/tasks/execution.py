@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from millrace.api.tuple import Tuple
-from millrace.hotpath.steps import tuples
+from millrace.hotpath.steps import tuples_of
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.routing import rows_of_batch
 from millrace.runtime.tasks.user_errors import USER_ERRORS, describe, is_about_the_data
@@ -69,7 +69,7 @@ class Execution:
 
     def _run_each(self, delivery: Delivery) -> None:
         component = self._task.component
-        waiting = tuples(self._reader.rows(delivery, component.named_rows), delivery)
+        waiting = tuples_of(self._reader.rows(delivery, component.named_rows), delivery)
         process, tup = component.process, None
         while True:
             try:

@@ -28,8 +28,8 @@ from millrace.model.graph import ACKER, ComponentDef, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
+from millrace.schedulers.inputs.measured import numbers_of
 from millrace.schedulers.instances import random_situation
-from millrace.schedulers.measured import numbers_of
 from millrace.schedulers.problem import MINIMISED, Ints, Problem
 
 CLUSTER = Cluster((Node("n0", 4, 1000.0, 4096), Node("n1", 4, 1000.0, 4096)), (Slot("n0", "e", 0), Slot("n1", "e", 1)))

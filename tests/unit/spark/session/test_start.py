@@ -1,4 +1,4 @@
-"""What makes Spark start sooner: an early start beside imports, converters that ask only about numpy, forks that are ready."""
+"""Ways to start Spark sooner: an early start beside imports, converters that ask only about numpy, forks that are ready."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a load says of tasks and of pairs of tasks, as arrays. A load that consists of arrays hands them over; of any other one
-the values are looked up."""
+"""Measured loads of tasks and of pairs of tasks, as arrays. A load that consists of arrays hands them over; any other one is
+read value by value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LoadOfColumns(Protocol):
 
 
 def task_columns(load: Load | None, tasks: Sequence[TaskId]) -> TaskColumns:
-    """What was measured of these tasks of a topology. `load`: None if nothing was."""
+    """The measured columns of these tasks of a topology. `load`: None if nothing was measured."""
     if isinstance(load, LoadOfColumns):
         return load.task_columns(tasks)
     measured, seconds = (load.tasks, load.window_seconds) if load is not None else ({}, 0.0)

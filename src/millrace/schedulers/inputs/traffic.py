@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millrace.model.graph import TaskId
 from millrace.model.load import Load
-from millrace.schedulers.measured import pair_columns
+from millrace.schedulers.inputs.measured import pair_columns
 
 TaskNumbers = NDArray[np.int64]
 EdgeRates = NDArray[np.float64]

@@ -10,8 +10,8 @@ import pytest
 from millrace.model.graph import TaskId
 from millrace.model.load import Load
 from millrace.model.situation import Situation
+from millrace.schedulers.inputs.measured import LoadOfColumns, pair_columns, task_columns
 from millrace.schedulers.instances import random_situation
-from millrace.schedulers.measured import LoadOfColumns, pair_columns, task_columns
 from millrace.schedulers.problem import BYTES, TUPLES, Problem
 from millrace.simulation.measuring import Measured, Meter, Noise
 from millrace.simulation.world import World
