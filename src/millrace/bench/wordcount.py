@@ -31,13 +31,14 @@ from millrace.config import AT_MOST_ONCE, GUARANTEE
 from millrace.errors import MillraceError
 
 HOP_SECONDS = 2.5  # at least: the workers report every second
-# Pairs with the same guarantee. The tables say which of them are also the same kind of program.
+# Pairs with the same guarantee, and the price of ours. The tables say which of them are also the same kind of program.
 RATIOS = {
     "process_to_bytewax_per_item": ("process", "bytewax_per_item"),
     "process_to_bytewax": ("process", "bytewax"),
     "rows_to_bytewax": ("process_rows", "bytewax"),
     "process_to_pathway": ("process", "pathway"),
     "acked_to_process": ("process_acked", "process"),
+    "exactly_once_to_process": ("process_checkpointed", "process"),
     "process_checkpointed_to_bytewax_per_item": ("process_checkpointed", "bytewax_per_item_checkpointed"),
     "rows_checkpointed_to_bytewax": ("process_rows_checkpointed", "bytewax_checkpointed"),
     "process_checkpointed_to_pathway": ("process_checkpointed", "pathway_checkpointed"),

@@ -101,6 +101,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_every_aim_of_the_word_count_finds_its_figure():
+    assert [aim.text for aim in page.ALL_AIMS if aim.result == "wordcount" and aim.value(WORDCOUNT) is None] == []
+
+
 def test_every_result_has_its_place_on_the_page(root: Path) -> None:
     assert set(RESULTS) == set(page.TABLES)
     assert set(page.run_page([], root)) == set(RESULTS)

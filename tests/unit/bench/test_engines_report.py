@@ -62,9 +62,10 @@ def test_the_usual_time_between_batches_is_no_part_of_a_gap() -> None:
     assert gaps["microbatch_first_gap_ms"] == 4300 and gaps["microbatch_slow_batches"] == 2
 
 
-def test_ratios_are_of_rows_with_the_same_guarantee() -> None:
+def test_ratios_are_of_rows_that_were_both_measured() -> None:
     words = {"process": 4.0, "bytewax": 2.0, "process_checkpointed": 3.0, "microbatch_arrow_files": 5.0, "spark_sql": 10.0}
-    assert ratios(words) == {"process_to_bytewax": 2.0, "microbatch_arrow_files_to_spark_sql": 0.5}
+    assert ratios(words) == {"process_to_bytewax": 2.0, "exactly_once_to_process": 0.75,
+                             "microbatch_arrow_files_to_spark_sql": 0.5}
 
 
 def test_the_truth_of_skewed_words_follows_from_the_positions() -> None:

@@ -16,14 +16,13 @@ from millrace.runtime.wire.bodies import decode_batch, row_decoder
 if TYPE_CHECKING:
     from millrace.runtime.tasks.host import TaskTopology
 
-PLAIN_ROWS = row_decoder(tuple)
-
 
 class ChunkReader:
     """Decodes the chunks of one task. A body that does not match its header raises `WireError`."""
 
     def __init__(self, topology: TaskTopology) -> None:
         self._topology = topology
+        self._plain = row_decoder(tuple)  # of this task, which may have a thread: a decoder is for one thread at a time
         self._row_types: dict[tuple[str, int], tuple[Any, Any]] = {}  # by component and stream, with their decoders
 
     def rows(self, delivery: Delivery, named: bool) -> list[Any]:
@@ -33,7 +32,7 @@ class ChunkReader:
             if delivery.form == wire.ARROW:
                 body, local = rows_of_batch(self.batch(delivery)), True
             if not named:
-                return body if local else PLAIN_ROWS.decode(body)
+                return body if local else self._plain.decode(body)
             row_type, decoder = self._row_type(delivery)
             return name_rows(body, row_type) if local else decoder.decode(body)
         except wire.UNREADABLE as error:

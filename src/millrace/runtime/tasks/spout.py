@@ -122,7 +122,7 @@ class SpoutTask(Task):
             if notices:
                 self.notices.deliver(notices)
             if emit:
-                self._fill(now + self.linger)
+                self._fill(now)
         except USER_ERRORS as error:
             self.meters.failed += 1
             self.report_error(error, None)
@@ -135,9 +135,9 @@ class SpoutTask(Task):
         self.meters.cpu_seconds += clock.cpu() - cpu
         self.meters.busy_seconds += clock.now() - now
 
-    def _fill(self, deadline: float) -> None:
+    def _fill(self, began: float) -> None:
         """Call next_tuple until the chunk is full, its time is up, or the spout emits nothing."""
-        next_tuple, now = self.component.next_tuple, self.worker.clock.now
+        next_tuple, now, deadline = self.component.next_tuple, self.worker.clock.now, began + self.linger
         limit = min(self.tracking.chunk_size.limit, self.chunk_tuples)
         if self.max_pending:
             limit = min(limit, self.max_pending - self.tracking.flight.tuples)
@@ -146,14 +146,20 @@ class SpoutTask(Task):
             next_tuple()
             after = self.waiting()
             if after == before:
-                due_in = self.component.due_in()
-                self._dry, self._due_at = True, None if due_in is None else now() + due_in
+                self._dry, self._due_at = True, self._next_due(began)
                 return
             if not calls:
                 self._filled_since = now()
             before, calls = after, calls + 1
             if calls % CALLS_PER_CLOCK_READ == 0 and now() >= deadline:
                 return
+
+    def _next_due(self, began: float) -> float | None:
+        """The time at which the spout has a tuple, if it knows. One that was due before the calls began, which have not brought
+        it, may come at any time: the spout must not be called without a pause until then."""
+        due_in = self.component.due_in()
+        due_at = None if due_in is None else self.worker.clock.now() + due_in
+        return None if due_at is None or due_at <= began else due_at
 
     def _executed(self, emitted: bool) -> None:
         """Back on the loop: send the chunk."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.errors import WireError
 from millrace.hotpath.steps import RowDecoder
@@ -107,10 +108,26 @@ _PLAIN_COLUMNS = (pa.null(), pa.string(), pa.large_string(), pa.binary(), pa.lar
 
 
 def encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
+    batch = _without_unused(batch)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
+
+
+def _without_unused(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with short dictionaries: a part of a batch has the dictionary of the whole, which can be far larger."""
+    long = [index for index, kind in enumerate(batch.schema.types)
+            if pa.types.is_dictionary(kind) and len(batch.column(index).dictionary) > batch.num_rows]
+    for index in long:
+        batch = batch.set_column(index, batch.schema.field(index), _compact(batch.column(index)))
+    return batch
+
+
+def _compact(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    used = column.indices.unique().drop_null().sort()
+    indices = pc.index_in(column.indices, used).cast(column.type.index_type)
+    return pa.DictionaryArray.from_arrays(indices, column.dictionary.take(used), ordered=column.type.ordered)
 
 
 def decode_batch(body: Any) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from typing import Any
@@ -21,26 +22,45 @@ class LoopWait:
     def __init__(self, spin: float = 0.0) -> None:
         self.poller = zmq.Poller()
         self._spin = spin
-        self._timer = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._timer < 0:
-            raise OSError(ctypes.get_errno(), "cannot create a timer")
+        self._timer = _new_timer()
         self._times = (ctypes.c_long * 4)()  # struct itimerspec: the interval, which stays 0, and the time
-        self.poller.register(self._timer, zmq.POLLIN)
+        if self._timer is not None:
+            self.poller.register(self._timer, zmq.POLLIN)
 
     def wait(self, seconds: float) -> dict[Any, int]:
         """Everything that is ready, at the latest after so many seconds."""
         poll = self.poller.poll
         if seconds <= 0.0:
             return dict(poll(0))
-        times = self._times
-        times[2], times[3] = divmod(int(seconds * _NANOSECONDS) or 1, _NANOSECONDS)
-        _libc.timerfd_settime(self._timer, 0, times, None)  # also forgets that an earlier time has come
+        milliseconds = self._set_timer(seconds)
         if self._spin:
-            until = time.monotonic() + self._spin
+            until = time.monotonic() + min(self._spin, seconds)
             while time.monotonic() < until:
                 if ready := poll(0):
                     return dict(ready)
-        return dict(poll())
+        return dict(poll(milliseconds))
+
+    def _set_timer(self, seconds: float) -> int | None:
+        """Set the timer, which also forgets that an earlier time has come. Returns the limit of the poll in milliseconds, which
+        is needed without a timer."""
+        if self._timer is None:
+            return math.ceil(seconds * 1000)
+        self._times[2], self._times[3] = divmod(int(seconds * _NANOSECONDS) or 1, _NANOSECONDS)
+        if _libc.timerfd_settime(self._timer, 0, self._times, None) < 0:
+            raise OSError(ctypes.get_errno(), "cannot set a timer")
+        return None
 
     def close(self) -> None:
-        os.close(self._timer)
+        if self._timer is not None:
+            os.close(self._timer)
+
+
+def _new_timer() -> int | None:
+    """The descriptor of a timer of the kernel; None on systems that have no such timers: then waits are whole milliseconds."""
+    create = getattr(_libc, "timerfd_create", None)
+    if create is None:
+        return None
+    timer: int = create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+    if timer < 0:
+        raise OSError(ctypes.get_errno(), "cannot create a timer")
+    return timer

@@ -61,6 +61,13 @@ def test_a_spout_is_called_when_its_next_tuple_is_due(monkeypatch: pytest.Monkey
     assert calls_of(monkeypatch, PERIOD) == [0, 20, 40]
 
 
+@pytest.mark.parametrize("expected", [0.0, -1e9])
+def test_a_spout_that_does_not_emit_what_is_due_is_called_after_the_wait(
+    monkeypatch: pytest.MonkeyPatch, expected: float
+) -> None:
+    assert calls_of(monkeypatch, expected) == [0, 8, 16, 24, 32, 40]
+
+
 def test_a_spout_that_does_not_know_is_called_after_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls_of(monkeypatch, None) == [0, 8, 16, 24, 32, 40]
 

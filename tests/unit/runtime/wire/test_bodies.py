@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple
@@ -196,3 +197,16 @@ def test_a_batch_whose_insides_do_not_fit_is_refused() -> None:
     assert body.count(offsets[0]) == 1
     with pytest.raises(WireError, match="not an Arrow batch"):
         decode_batch(body.replace(*offsets))
+
+
+@pytest.mark.parametrize("kind", ["{:04}".format, float, lambda number: [number]], ids=["strings", "floats", "lists"])
+def test_a_part_of_a_batch_takes_only_its_part_of_a_dictionary(kind: Callable[[int], Any]) -> None:
+    indices = pa.array([*range(999, -1, -1), None], pa.int16())
+    words = pa.DictionaryArray.from_arrays(indices, pa.array(map(kind, range(1000))))
+    whole = pa.record_batch([words, pa.array(range(1001))], names=["w", "n"])
+    part = whole.take(pa.array([1000, 7, 3, 7]))
+    read = decode_batch(encode_batch(part))
+    assert read.to_pydict() == part.to_pydict() and read.schema == part.schema
+    assert len(read.column("w").dictionary) == 2
+    assert len(encode_batch(part)) < len(encode_batch(whole)) / 5
+    assert decode_batch(encode_batch(whole)).equals(whole)

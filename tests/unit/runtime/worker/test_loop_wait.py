@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from millrace.runtime.worker import loop_wait
 from millrace.runtime.worker.loop_wait import LoopWait
 
 LONG = 3600.0
@@ -21,9 +22,13 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-@pytest.fixture(params=[0.0, 1e-6, LONG], ids=["sleeps", "spins", "spins on"])
-def waiter(pipe: tuple[int, int], request: pytest.FixtureRequest) -> Iterator[LoopWait]:
-    waiter = LoopWait(request.param)
+@pytest.fixture(params=[(0.0, True), (1e-6, True), (LONG, True), (0.0, False)],
+                ids=["sleeps", "spins", "spins on", "has no timer"])
+def waiter(pipe: tuple[int, int], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWait]:
+    spin, with_timer = request.param
+    if not with_timer:
+        monkeypatch.setattr(loop_wait, "_libc", object())
+    waiter = LoopWait(spin)
     waiter.poller.register(pipe[0], zmq.POLLIN)
     yield waiter
     waiter.close()
