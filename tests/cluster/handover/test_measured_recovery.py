@@ -109,7 +109,9 @@ def check_sinks(row: dict[str, Any]) -> None:
     old = [time for time, number in after if SENT[number][0] < began]
     again = [time for time, number in after if len([sent for sent in SENT[number] if sent <= time]) > 1]
     if row["rebalance_ms"] is None:
-        assert row["restore_ms"] is None and row["catchup_ms"] == ms_since(row, old, max)
+        assert row["restore_ms"] is None
+        # If none was on its way, some may have left in the bucket of the request, before it: that is not known.
+        assert row["catchup_ms"] == ms_since(row, old, max) or (not old and row["catchup_ms"] < BUCKET_SECONDS * 1000)
     else:
         rebalance = rebalance_of(row)
         assert row["restore_ms"] == ms_since(row, [time for time, _ in after if time > rebalance], min)

@@ -78,9 +78,10 @@ def test_estimates_go_on_by_the_estimator_of_the_scheduler(tmp_path: Path, sched
     assert TaskId(ACKER, 0) in second.loop.load["flow"].tasks
     assert second.loop.load["flow"].traffic == pytest.approx(dict(known.traffic))
     assert f"flow: its load is known from the last {WINDOWS} windows of the run before" in second.said
-    assert second.loop._history is not None
+    kept = second.loop.records.open()
+    assert kept is not None
     by_hand = make_estimator(second.loop.settings()["estimator"]["name"]).fresh()
-    for window in second.loop._history.newest_windows("flow", WINDOWS):
+    for window in kept.newest_windows("flow", WINDOWS):
         by_hand.add(window.loads["flow"])
     second.windows()
     assert second.loop.sample is not None
@@ -122,8 +123,7 @@ def test_the_windows_of_the_last_run_count_as_evidence(tmp_path: Path) -> None:
     ({"scheduler": "gone"}, "there is no scheduler named 'gone'")])
 def test_a_choice_that_is_not_possible_any_more_is_reported(tmp_path: Path, changes: dict[str, Any], error: str) -> None:
     first = ScheduledCluster(tmp_path / "history.db")
-    assert first.loop._history is not None
-    first.loop._history.record_choice({"scheduler": "tstorm", "parameters": {}, "policy": {}, "estimator": None, **changes})
+    first.loop.records.choice({"scheduler": "tstorm", "parameters": {}, "policy": {}, "estimator": None, **changes})
     first.end()
     second = started(tmp_path / "history.db")
     assert second.loop.settings()["scheduler"] == "off"
