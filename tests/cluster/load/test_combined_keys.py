@@ -10,7 +10,7 @@ import pytest
 
 from millrace.api.grouping import stable_hash
 from millrace.api.topology import Topology
-from millrace.control.events import Regrouped
+from millrace.control.events import Regrouped, Rescaled
 from millrace.model.graph import TaskId
 from support.cluster import wave_parts as parts
 from support.cluster.cluster_runs import drain, meter, spouts_done
@@ -75,6 +75,21 @@ def test_the_totals_are_exact_though_keys_and_tasks_move(topology: type[Topology
         cluster.run_until(lambda: at_rest(cluster, name))
         cluster.move(name, task, (cluster.where(name)[task] + 1) % 3)
         cluster.run_until(lambda: at_rest(cluster, name))
+    all_sent(cluster)
+    assert saved(cluster) and not flaws(cluster)
+    drain(cluster, name)
+    assert last_totals(guarantee) == true_totals(LIMIT)
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST, EXACTLY])
+@FORMS
+def test_the_totals_are_exact_though_the_number_of_tasks_changes(topology: type[Topology], guarantee: str) -> None:
+    cluster, name = started(topology, guarantee, rate=RATE), name_of(topology)
+    for tasks in (5, 2, 4):
+        cluster.tell(Rescaled(name, {"tally": tasks}))
+        cluster.run(0.05)
+        cluster.run_until(lambda: at_rest(cluster, name) and cluster.master.topologies[name].scaling is None)
+    assert len(cluster.tasks("tally")) == 4
     all_sent(cluster)
     assert saved(cluster) and not flaws(cluster)
     drain(cluster, name)
