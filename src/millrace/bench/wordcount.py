@@ -17,6 +17,7 @@ from millrace.bench.results import keep
 from millrace.bench.topologies import LocalHop, RemoteHop
 from millrace.bench.topology_runs import end_run, resident_engine, start_run
 from millrace.bench.wordcount_rows import (
+    BY_NAME,
     GROUPS,
     LINES_PER_SECOND,
     ROUNDS,
@@ -54,8 +55,10 @@ QUICK = Rule(warm_up=0.5, seconds=0.5, rounds=1)
 QUICK_FILES, QUICK_LINES = 2, 5_000  # of the corpus; a batch is one file
 
 
-def run_wordcount(seconds: float, others: bool, live: bool, quick: bool = False) -> dict[str, Any]:
-    """Returns the object of `bench wordcount --json`. `quick`: little input and one size of a batch, to see that it runs."""
+def run_wordcount(seconds: float, others: bool, live: bool, quick: bool = False, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the object of `bench wordcount --json`. `quick`: little input and one size of a batch, to see that it runs.
+    `only`: rows to measure; empty: all."""
+    chosen = chosen_rows(others, only)
     console, began = Console(stderr=not live), time.monotonic()
     rule = QUICK if quick else Rule(WARM_UP_SECONDS, seconds, ROUNDS)
     console.print("Word Count on two CPUs, one engine after the other; nothing else should run on this machine.")
@@ -63,7 +66,7 @@ def run_wordcount(seconds: float, others: bool, live: bool, quick: bool = False)
     with on_two_cpus() as cpus, scratch_directory() as scratch, resident_engine(scratch) as engine:
         hops = {"inside_a_worker": _hop(engine, LocalHop, rule, console),
                 "to_another_worker": _hop(engine, RemoteHop, rule, console)}
-    rows = [row.with_size(QUICK_LINES) if quick else row for row in ROWS if others or not row.other]
+    rows = [row.with_size(QUICK_LINES) if quick else row for row in chosen]
     with corpus_in_memory(*((QUICK_FILES, QUICK_LINES) if quick else ())) as corpus:
         measured, failed = attempt(rows, lambda row: measure_row(row, corpus, rule, console), console)
         latency, failed_latency = attempt([row for row in rows if row.latency],
@@ -77,8 +80,16 @@ def run_wordcount(seconds: float, others: bool, live: bool, quick: bool = False)
     print_words(console, list(measured.values()))
     for title in ("latency_ms", "hop_us", "ratios"):
         console.print(f"{title}: {result[title]}")
-    console.print(f"took {took / 60:.1f} minutes; kept in {keep('wordcount', result, quick)}")
+    console.print(f"took {took / 60:.1f} minutes; kept in {keep('wordcount', result, quick or bool(only))}")
     return result
+
+
+def chosen_rows(others: bool, only: Sequence[str]) -> list[TableRow]:
+    """The rows to measure. `others`: also those of other engines, which may be named all the same."""
+    unknown = [name for name in only if name not in BY_NAME]
+    if unknown:
+        raise MillraceError(f"there is no row {', '.join(unknown)}; the rows are {', '.join(BY_NAME)}")
+    return [row for row in ROWS if (row.name in only if only else others or not row.other)]
 
 
 def attempt(rows: Sequence[TableRow], measure: Callable[[TableRow], dict[str, Any]],

@@ -17,6 +17,8 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure Millrace, and other 
 def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each measured window.", min=1)] = 3,
                     others: Annotated[bool, typer.Option(help="Measure the other engines too.")] = True,
                     quick: Annotated[bool, typer.Option(help="Little input, to see that it runs.")] = False,
+                    only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="A row, such as process; may be "
+                                                                   "repeated. No page shows such a run.")] = None,
                     as_json: Json = False) -> None:
     """Word Count on two cores, beside other engines.
 
@@ -24,7 +26,7 @@ def bench_wordcount(seconds: Annotated[float, typer.Option(help="Length of each 
     """
     from millrace.bench.wordcount import run_wordcount
 
-    result = run_wordcount(seconds, others, live=not as_json, quick=quick)
+    result = run_wordcount(seconds, others, live=not as_json, quick=quick, only=only or ())
     if as_json:
         typer.echo(json.dumps(result))
     if result["failed"]:

@@ -17,7 +17,8 @@ from millrace.bench.other_engines.job import WORDS_PER_LINE, write_corpus
 from millrace.bench.other_engines.reporting import Rule, RunRequest
 from millrace.bench.other_engines.run import OTHER_ENGINES, EngineFailed, run_child
 from millrace.bench.topologies import DueLines
-from millrace.bench.wordcount import attempt
+from millrace.bench.wordcount import attempt, chosen_rows
+from millrace.errors import MillraceError
 from millrace.testing import drain, start
 from millrace.testing.local_cluster import LocalCluster
 
@@ -141,3 +142,11 @@ def test_latency_of_two_spouts_is_by_the_order_of_due_times() -> None:
     assert request.paced_lines == 4
     latencies = wordcount_child.due_to_visible([10.0, 10.1], [(10.5, 25), (10.4, 15)], request)
     assert latencies == pytest.approx([0.3, 0.2])
+
+
+def test_rows_are_chosen_by_name() -> None:
+    assert [row.name for row in chosen_rows(others=False, only=["pathway", "process"])] == ["process", "pathway"]
+    assert [row for row in chosen_rows(others=False, only=()) if row.other] == []
+    assert chosen_rows(others=True, only=()) == list(table.ROWS)
+    with pytest.raises(MillraceError, match="there is no row proces; the rows are process, process_rows"):
+        chosen_rows(others=True, only=["proces"])
