@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -211,6 +212,14 @@ class ReliableSpout(Spout):
             self.logger.debug("ack for unknown tuple id %r", tup_id)
         if self.failed_tuples:
             self.failed_tuples.pop(tup_id, None)
+
+    def _all_acked(self, ids: list[Any]) -> None:
+        """`ack` for each of these ids, where that is the method above: one call for a chunk."""
+        if None in list(map(self.unacked_tuples.pop, ids, itertools.repeat(None))):
+            self.logger.debug("ack for tuple ids of which one is unknown: %r", ids)
+        if self.failed_tuples:
+            for tup_id in ids:
+                self.failed_tuples.pop(tup_id, None)
 
     def fail(self, tup_id: Any) -> None:
         repeat = self._notified

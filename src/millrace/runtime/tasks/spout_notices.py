@@ -60,13 +60,19 @@ class SpoutNotices:
                 for tup_id in ids:
                     self._call(fail, tup_id)
                 continue
-            ack = component.ack
-            repeated = bool(component._repeats)
-            for tup_id in ids:
-                if repeated and isinstance(tup_id, Repeat):
-                    self._call(component._notify_of, tup_id, ack, True)  # type: ignore[attr-defined]
-                else:
-                    self._call(ack, tup_id)
+            if type(component).ack is ReliableSpout.ack and not component._repeats:
+                self._call(component._all_acked, ids)  # type: ignore[attr-defined]
+            else:
+                self._ack_each(ids)
+
+    def _ack_each(self, ids: list[Any]) -> None:
+        component: Any = self._task.component
+        ack, repeated = component.ack, bool(component._repeats)
+        for tup_id in ids:
+            if repeated and isinstance(tup_id, Repeat):
+                self._call(component._notify_of, tup_id, ack, True)
+            else:
+                self._call(ack, tup_id)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

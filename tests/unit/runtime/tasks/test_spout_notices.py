@@ -90,3 +90,26 @@ def test_a_spout_that_starts_in_a_running_topology_is_activated() -> None:
     notices, _, _ = notices_for(Recording())
     notices.start(active=True)
     assert notices.take(room=False) == [(ACTIVATE, [])]
+
+
+class Noted(Reliable):
+    """Notes the ids that are acked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acked: list[Any] = []
+
+    def ack(self, tup_id: Any) -> None:
+        self.acked.append(tup_id)
+        super().ack(tup_id)
+
+
+@pytest.mark.parametrize("kind", [Reliable, Noted])
+def test_a_reliable_spout_forgets_what_is_acked(kind: type[Reliable]) -> None:
+    component = kind()
+    component.unacked_tuples = dict.fromkeys(range(5), ((1,), None, None, False))
+    component.failed_tuples[1] = 2
+    notices, errors, _ = notices_for(component)
+    notices.deliver([(ACKED, [7, 0, 1]), (ACKED, [3])])
+    assert list(component.unacked_tuples) == [2, 4] and not component.failed_tuples and not errors
+    assert not isinstance(component, Noted) or component.acked == [7, 0, 1, 3]
