@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from millrace.state.checkpoint import InFlightStream, SplitRecord
+from millrace.state.checkpoint import IN_FLIGHT, OWN, InFlightStream, SplitRecord
 
 Pieces = dict[int, tuple[bool, bytes]]
+
+
+def groups_of(pieces: Iterable[int]) -> set[int]:
+    """The key groups among the keys of pieces."""
+    return {group for group in pieces if group not in (OWN, IN_FLIGHT)}
 
 
 class Snapshot(NamedTuple):

@@ -19,7 +19,7 @@ from millrace.control.waves import INIT
 from millrace.errors import EncodingError, OutputMissing
 from millrace.runtime.flow.channel import Delivery
 from millrace.runtime.flow.overtaken import unpacked
-from millrace.runtime.tasks.checkpointing.snapshot import STORE_THREADS, Pieces, Snapshot
+from millrace.runtime.tasks.checkpointing.snapshot import STORE_THREADS, Pieces, Snapshot, groups_of
 from millrace.runtime.tasks.checkpointing.wave_answers import WaveAnswers
 from millrace.runtime.tasks.checkpointing.wave_copy import CopiedGroups, copy_wave
 from millrace.runtime.tasks.splits import Splits, place_of
@@ -40,6 +40,7 @@ from millrace.state.task_state import TaskState, open_states
 
 if TYPE_CHECKING:
     from millrace.runtime.tasks.task import Task
+
 
 class Snapshots:
     """The snapshots of one task: written at waves, restored from them, and handed over to another incarnation."""
@@ -133,7 +134,7 @@ class Snapshots:
 
     def lost(self, snapshot: Snapshot) -> None:
         """Record that a snapshot will not be written: the next one has its key groups whole. Runs on the loop."""
-        self._lost |= _groups(snapshot.pieces)
+        self._lost |= groups_of(snapshot.pieces)
 
     def save(self, mark: WaveMark, snapshot: Snapshot) -> None:
         """Write the snapshot on the store thread, then answer the master. Runs on the loop."""
@@ -143,7 +144,7 @@ class Snapshots:
             self._prepared(mark, snapshot)
             return
         blob, parts, refs = self._packed(mark.wave, pieces)
-        groups = _groups(refs)
+        groups = groups_of(refs)
         self.saving = mark.wave
         self._changed |= groups
         worker, topology, errors = self.task.worker, self.task.topology.graph.name, list[str]()
@@ -497,8 +498,3 @@ class Snapshots:
             component.seek(position)
         if staged:
             component.take_over(unpack_value(staged))
-
-
-def _groups(pieces: Iterable[int]) -> set[int]:
-    """The key groups among the keys of pieces."""
-    return {group for group in pieces if group not in (OWN, IN_FLIGHT)}
