@@ -301,7 +301,8 @@ def _one_slot_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment:
     would be overloaded; else the least loaded one. If no slot has room for all of them, they are spread over several."""
     tasks = np.flatnonzero(chosen)
     groups, group_of = np.unique(problem.topology[tasks] * problem.nodes + nodes[tasks], return_inverse=True)
-    board = SlotBoard(problem, np.where(chosen, NOWHERE, assignment))
+    # As full as a node may be: a plan that fills workers further is refused as an overload, again and again.
+    board = SlotBoard(problem, np.where(chosen, NOWHERE, assignment), limits.capacity if limits.cores else 1.0)
     most = board.most if limits.cores else np.full_like(board.most, np.inf)
     weight = np.stack([np.bincount(group_of, weights=need, minlength=len(groups)) for need in problem.needs[:, tasks]])
     size = np.bincount(group_of, minlength=len(groups))
