@@ -100,10 +100,11 @@ class Thresholds:
 
     def overfills(self, problem: Problem, assignment: Ints) -> bool:
         """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
-        reverted."""
+        reverted. A worker that one task fills alone is no reason to undo anything."""
         fills = min(self.fills + TOLERANCE, 1.0)
-        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NO_EXCESS
-                or rises(*(problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))))
+        before, after = ([problem.excesses(each, share, avoidable=True) for share in (fills, max(self.overload, fills))]
+                         for each in (problem.current, assignment))
+        return fallen(before[0], after[0]) < -NO_EXCESS or rises(before[1], after[1])
 
     def gains(self, before: float, after: float, least: float = 0.0) -> bool:
         return after < before and after <= before * (1 - max(self.min_gain, least))

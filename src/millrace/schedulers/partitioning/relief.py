@@ -82,7 +82,7 @@ def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: 
         return assignment
     now, then = _burden(problem, current, share), _burden(problem, assignment, share)
     if (then.cost < MUCH * now.cost and then.full <= now.full
-            and not rises(problem.excesses(current, share), problem.excesses(assignment, share))):
+            and not rises(*(problem.excesses(each, share, avoidable=True) for each in (current, assignment)))):
         return assignment
     least = fitted(problem, current, capacity, share)
     few = _burden(problem, least, share)
