@@ -60,8 +60,8 @@ class SlStream(Objective):
     sigma: float = parameter(0.5, "Width of the swarm's search at first.", low=0.5, high=1.0)
     restarts: int = parameter(16, "Random partitions that are polished, like the other starts, before the swarm begins; "
                                   "fewer if there are many tasks. 0: only the result is polished.", low=0)
-    published: bool = parameter(False, "Runs the swarm alone, as published: it starts from random partitions only, and nothing "
-                                       "is polished.")
+    published: bool = parameter(False, "Runs the swarm and the matching alone, as published: the swarm starts from random "
+                                       "partitions only, nothing is polished, and no task is moved afterwards.")
     seed: int = parameter(1, "Seed of the random numbers: equal seeds give equal results.", low=0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
@@ -83,7 +83,8 @@ class SlStream(Objective):
         if assignment is None:
             return problem.answer(kept, "the plan stays: the subgraphs cannot be matched to nodes that have room for them: "
                                         + _amounts(cutting, best) + also_placed(problem))
-        assignment = relief_first(problem, without_new_overload(problem, assignment, self.capacity), self.capacity)
+        if not self.published:
+            assignment = relief_first(problem, without_new_overload(problem, assignment, self.capacity), self.capacity)
         now, then = self.rated(problem, kept), self.rated(problem, assignment)
         running = (problem.current >= 0).any()  # a first placement moves nothing, so no gain is required
         if running and not self.worth_moving(now, then):
@@ -156,11 +157,11 @@ class SlStream(Objective):
 
     def placed(self, cutting: Cutting, labels: Ints) -> Ints | None:
         """The slot of every task: subgraphs matched to nodes, or with distances between nodes left at their places if that
-        costs less. None if they cannot be matched."""
+        costs less; overloads that this makes are relieved. As published, they are only matched. None if they cannot be."""
         problem = cutting.problem
         nodes = match_subgraphs(problem, labels, cutting.k, self.mu)
-        if nodes is None:
-            return None
+        if nodes is None or self.published:
+            return None if nodes is None else slots_within(problem, nodes)
         ways = [nodes] if problem.distance is None else [nodes, cutting.places[labels]]
         placed = [relieved(problem, slots, self.capacity) for way in ways for slots in self.slots(problem, way)]
         return min(placed, key=lambda assignment: self.rated(problem, assignment))
