@@ -16,7 +16,7 @@ from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.multilevel import Multilevel
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import Limits, threshold
 from millrace.schedulers.partitioning.partition import Cost, Cutting
 from millrace.schedulers.partitioning.relief import relieved
 from millrace.schedulers.partitioning.room import excess_with_memory
@@ -229,7 +229,7 @@ def test_relief_never_adds_overload_and_moves_nothing_if_all_fits(situation: Sit
     seen = problem(situation)
     start = np.random.default_rng(seed).integers(0, len(seen.slot_numbers), seen.count)
     start = np.where(seen.pinned, seen.current, start)
-    slots = relieved(seen, start, 0.9)
+    slots = relieved(seen, start, Limits.of(0.9))
     assert excess_with_memory(seen, slots) <= excess_with_memory(seen, start) + ALMOST
     assert (slots[seen.pinned] == start[seen.pinned]).all()
     if excess_with_memory(seen, start, threshold(0.9)) == 0:

@@ -18,6 +18,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
+from millrace.schedulers.overload import Limits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
@@ -82,7 +83,7 @@ class Optimal(Objective):
             now = problem.cost(kept)
             if now - least.value <= SAME * max(now, 1.0):
                 return problem.answer(kept, f"the plan has {problem.in_words(now, 1)}, {_claim(least)}", share)
-        relief = relief_first(problem, least.assignment, self.capacity)
+        relief = relief_first(problem, least.assignment, Limits.of(self.capacity))
         if relief is not least.assignment:
             return problem.answer(relief, relief_in_words(problem, relief), share)
         return problem.answer(least.assignment, f"{problem.in_words(least.value, 1)}, {_claim(least)}", share)

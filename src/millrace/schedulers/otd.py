@@ -17,7 +17,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import Limits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import fitted, relief_in_words, relieves_overload
 from millrace.schedulers.placing import place_homeless, slot_saving
@@ -65,6 +65,10 @@ class Otd(Objective):
         """Share of a node or worker that it fills."""
         return self.high
 
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.high)
+
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
         problem = self.problem(graphs, cluster, load, plan)
@@ -96,7 +100,7 @@ class Otd(Objective):
 
     def _leaves_overload(self, problem: Problem, assignment: Ints) -> bool:
         """True if a node is overloaded, or a worker and this assignment relieves nothing."""
-        share = threshold(self.high)
+        share = self.limits.overload
         over = problem.excesses(problem.current, share) > 0
         return bool(over[len(problem.slot_numbers):].any()
                     or (over.any() and not relieves_overload(problem, problem.current, assignment, share)))
@@ -104,17 +108,17 @@ class Otd(Objective):
     def _relief(self, workers: _Workers) -> tuple[Ints, str] | None:
         """The moves that relieve nodes and workers: of those that relieve something by themselves the one that gains most
         traffic, else all of them. None if there are none, or a worker that they concern is settling."""
-        problem, share = workers.problem, threshold(self.high)
-        planned = fitted(problem, problem.current, self.high)
+        problem, limits = workers.problem, self.limits
+        planned = fitted(problem, problem.current, limits)
         tasks = np.flatnonzero(planned != problem.current)
         if workers.settling[np.append(planned[tasks], problem.current[tasks])].any():
             return None
         for move in sorted((workers.move_of(task, int(planned[task])) for task in tasks.tolist()), key=lambda move: -move.gain):
             alone = problem.current.copy()
             alone[move.task] = move.slot
-            if relieves_overload(problem, problem.current, alone, share):
+            if relieves_overload(problem, problem.current, alone, limits.overload):
                 return alone, f"{workers.describe(move)}: {relief_in_words(problem, alone)}"
-        if relieves_overload(problem, problem.current, planned, share):
+        if relieves_overload(problem, problem.current, planned, limits.overload):
             return planned, relief_in_words(problem, planned)
         return None
 
@@ -123,7 +127,7 @@ class Otd(Objective):
         weighed, so a move for the traffic goes first, and so it does if no task of a high worker can move."""
         if workers.waiting.any():
             return self._balance(workers)
-        if not (workers.high & (workers.share >= threshold(self.high))).any():
+        if not (workers.high & (workers.share >= self.limits.overload)).any():
             move, reason = self._gather(workers)
             return (move, reason) if move is not None else self._balance(workers)
         move, reason = self._balance(workers)

@@ -7,6 +7,8 @@ loop or core that is asked for more shows 1, so the threshold tells that a runni
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,27 @@ NO_EXCESS = 1e-9  # a difference of excess below this is a rounding error
 def threshold(packing: float) -> float:
     """The share from which on a place is overloaded, for a scheduler that fills places up to the share `packing`."""
     return min(packing + MARGIN, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Shares of nodes and workers: `packing`, up to which a scheduler fills them, and `overload`, above which they are
+    overloaded. A task that needs more than `packing` may have a place for itself."""
+
+    packing: float
+    overload: float
+
+    @classmethod
+    def of(cls, packing: float, overload: float | None = None) -> Limits:
+        return cls(packing, threshold(packing) if overload is None else overload)
+
+    @property
+    def of_new_plans(self) -> Limits:
+        """The limits of placements from scratch: nothing that runs has to stay where there is a bit more than `packing`."""
+        return Limits(self.packing, self.packing)
+
+
+WHOLE = Limits(1.0, 1.0)  # all that there is
 
 
 def beyond(used: Shares, limit: Shares, scale: Shares) -> Shares:

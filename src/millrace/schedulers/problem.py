@@ -271,17 +271,18 @@ class Problem:
         return float(self.excesses(assignment, share).sum())
 
     def excesses(self, assignment: Ints, share: float = 1.0, avoidable: bool = False) -> Floats:
-        """(slots + nodes): the excess of each worker, in its core and its loop, and of each node, in its CPU. Only workers and
-        nodes with one of the tasks count; tasks without a slot do not. `avoidable`: a place may be filled by one task that fits
-        nowhere, and only what is there beside it counts."""
+        """(slots + nodes): the excess of each worker, in its core and its loop, and of each node, in its CPU. Only places
+        of which one of the tasks needs something count, since no move relieves the others; tasks without a slot do not.
+        `avoidable`: a place may be filled by one task that fits nowhere, and only what is there beside it counts."""
         nodes = self.nodes_of(assignment)
         kinds = ((assignment, self.slot_used(assignment), self.needs, self.slot_limit),
                  (nodes, self.node_used(assignment)[:1], self.needs[:1], self.node_limit[:1]))
         excesses = []
         for places, used, needs, has in kinds:
             alone = overload.needs_alone(needs, places, has, share) if avoidable else 0.0
-            here = np.bincount(places[places >= 0], minlength=has.shape[1]) > 0
-            excesses.append(np.where(here, overload.excess_of_places(used, has, share, alone), 0.0))
+            placed = places >= 0
+            own = [np.bincount(places[placed], weights=need[placed], minlength=has.shape[1]) for need in needs]
+            excesses.append(overload.excess_of_places(np.where(np.stack(own) > 0, used, 0.0), has, share, alone))
         return np.concatenate(excesses)
 
     def place_loads(self, assignment: Ints) -> Floats:

@@ -15,7 +15,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import Limits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import allowed_nodes, also_placed, match, moves
@@ -70,6 +70,10 @@ class SlStream(Objective):
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @property
+    def limits(self) -> Limits:
+        return Limits.of(self.capacity)
+
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
         problem = self.problem(graphs, cluster, load, plan)
@@ -84,7 +88,7 @@ class SlStream(Objective):
             return problem.answer(kept, "the plan stays: the subgraphs cannot be matched to nodes that have room for them: "
                                         + _amounts(cutting, best) + also_placed(problem))
         if not self.published:
-            assignment = relief_first(problem, without_new_overload(problem, assignment, self.capacity), self.capacity)
+            assignment = relief_first(problem, without_new_overload(problem, assignment, self.limits), self.limits)
         now, then = self.rated(problem, kept), self.rated(problem, assignment)
         running = (problem.current >= 0).any()  # a first placement moves nothing, so no gain is required
         if running and not self.worth_moving(now, then):
@@ -100,7 +104,7 @@ class SlStream(Objective):
         every = self.cutting(problem, problem.nodes)
         labels = every.labels_of(problem.slot_node[assignment])
         assert labels is not None, "every node is a place"
-        return Cost(excess_with_memory(problem, assignment, threshold(self.capacity)),
+        return Cost(excess_with_memory(problem, assignment, self.limits.overload),
                     every.cost(labels).p + problem.between_workers * problem.inside_nodes(assignment))
 
     def worth_moving(self, now: Cost, then: Cost) -> bool:
@@ -161,15 +165,15 @@ class SlStream(Objective):
         problem = cutting.problem
         nodes = match_subgraphs(problem, labels, cutting.k, self.mu)
         if nodes is None or self.published:
-            return None if nodes is None else slots_within(problem, nodes)
+            return None if nodes is None else slots_within(problem, nodes, self.capacity)
         ways = [nodes] if problem.distance is None else [nodes, cutting.places[labels]]
-        placed = [relieved(problem, slots, self.capacity) for way in ways for slots in self.slots(problem, way)]
+        placed = [relieved(problem, slots, self.limits.of_new_plans) for way in ways for slots in self.slots(problem, way)]
         return min(placed, key=lambda assignment: self.rated(problem, assignment))
 
     def slots(self, problem: Problem, nodes: Ints) -> list[Ints]:
         """Ways to choose slots of these nodes: present ones where that is possible, and if traffic between workers counts, also
         those that save most of it."""
-        ways = [slots_within(problem, nodes)]
+        ways = [slots_within(problem, nodes, self.capacity)]
         if problem.between_workers:
             ways += [WorkerLevel(problem, nodes, self.capacity, 0.0, self.seed, fresh).assignment() for fresh in (False, True)]
         return ways

@@ -19,6 +19,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
+from millrace.schedulers.overload import Limits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words, without_new_overload
 from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
@@ -68,8 +69,9 @@ class TStorm(Objective):
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
         assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
         if self.cores:
-            assignment = without_new_overload(problem, assignment, self.capacity)
-            relief = relief_first(problem, assignment, self.capacity)
+            limits = Limits.of(self.capacity)
+            assignment = without_new_overload(problem, assignment, limits)
+            relief = relief_first(problem, assignment, limits)
             reason = relief_in_words(problem, relief) if relief is not assignment else reason
             assignment = relief
         return problem.answer(assignment, reason, self.capacity)

@@ -13,6 +13,7 @@ from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.instances import large_situation
 from millrace.schedulers.multilevel import Multilevel
+from millrace.schedulers.overload import Limits
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.refinement import Ground, refined
 from millrace.schedulers.partitioning.relief import relieved
@@ -228,8 +229,8 @@ def test_refinement_by_distance() -> None:
 def test_relief_moves_to_the_nearest_with_room_and_swaps_if_nothing_fits() -> None:
     case = Problem.of([graph(a=3)], cluster(cores=1, mhz=1000.0, n1=[0], n2=[1]),
                       {"t": load({"a0 a1": 1}, a0=700, a1=600, a2=300)}, {"t": plan(a=[0, 0, 1])})
-    assert relieved(case, case.current, 0.9).tolist() == [0, 1, 1]
+    assert relieved(case, case.current, Limits.of(0.9)).tolist() == [0, 1, 1]
     tight = Problem.of([graph(a=3)], cluster(cores=1, mhz=1000.0, n1=[0], n2=[1]), {"t": load({}, a0=700, a1=400, a2=600)},
                        {"t": plan(a=[0, 0, 1])})
-    assert sorted(relieved(tight, tight.current, 0.9).tolist()) == [0, 1, 1]
-    assert excess_with_memory(tight, relieved(tight, tight.current, 0.9)) == 0
+    assert sorted(relieved(tight, tight.current, Limits.of(0.9)).tolist()) == [0, 1, 1]
+    assert excess_with_memory(tight, relieved(tight, tight.current, Limits.of(0.9))) == 0
