@@ -50,7 +50,8 @@ class Otd(Objective):
     threshold: float = parameter(1.0, "Minimum traffic, in tuples per second, that a move without overload must make local.",
                                  low=0.0)
 
-    nodes: bool = parameter(True, "Also relieve nodes, and workers for which there is no single move. False: as in the paper.")
+    nodes: bool = parameter(True, "Also relieve nodes, and workers for which there is no single move, and fill no node beyond "
+                                  "high by a move. False: as in the paper.")
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
     WEIGHS_ITSELF: ClassVar[bool] = True
@@ -182,6 +183,7 @@ class _Workers:
     low: Flags
     waiting: Flags  # high by its queue, whatever its share
     settling: Flags  # a task there was just started or moved, so its load is not fully measured
+    node_spare: Floats  # MHz of each node that a task from another node may use
 
     @classmethod
     def of(cls, problem: Problem, load: Mapping[str, Load], rules: Otd) -> _Workers:
@@ -195,6 +197,9 @@ class _Workers:
             waiting=floor > rules.queue_high,
             low=(share <= min(rules.low, rules.high)) & (share < rules.high) & (queue <= rules.queue_low),
             settling=np.isin(problem.slot_numbers, [slot for slot in settling if slot is not None]),
+            # A move that fills a node further than workers may be is refused as an overload, again and again.
+            node_spare=(problem.node_capacity * (rules.high if rules.nodes else 1.0) * ROUNDING
+                        - problem.node_load(problem.current)),
         )
 
     @property
@@ -204,18 +209,17 @@ class _Workers:
 
     def best_move(self, tasks: Ints, high: float, below: float = np.inf) -> _Move | None:
         """The move of one of these tasks with the largest ASC; among equals, the one with the least loaded target. The load of
-        a target must stay below `high` and `below`, and that of another node within its CPU."""
+        a target must stay below `high` and `below`, and another node must have the CPU to spare."""
         problem, targets = self.problem, self.targets()
         best: tuple[tuple[float, float, int, int], _Move] | None = None
         limit = np.maximum(problem.slot_limit[:, targets], 1e-9)
         used, target_nodes = problem.slot_used(problem.current)[:, targets], problem.slot_node[targets]
-        spare = problem.node_capacity * ROUNDING - problem.node_load(problem.current)
         for task in tasks.tolist():
             present = problem.current[task]
             after = np.max((used + problem.needs[:, task, np.newaxis]) / limit, axis=0)
             same_node = target_nodes == problem.slot_node[present]
             fits = (after < high) & (after * ROUNDING < below) & (targets != present)
-            fits &= same_node | (problem.cpu[task] <= spare[target_nodes])
+            fits &= same_node | (problem.cpu[task] <= self.node_spare[target_nodes])
             if not fits.any():
                 continue
             saved = slot_saving(problem, task, problem.current, np.append(targets, present))
