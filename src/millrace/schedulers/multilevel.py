@@ -17,14 +17,14 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.partition import Cutting, polished
 from millrace.schedulers.partitioning.refinement import Ground, refined
 from millrace.schedulers.partitioning.relief import DIGITS, relief_first, relieved, without_new_overload
-from millrace.schedulers.partitioning.room import CPU, excess_with_memory, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.room import CPU, node_room, task_needs, weighed_excess, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete
 from millrace.schedulers.problem import NOWHERE, Floats, Ints, Objective, Problem
@@ -55,8 +55,8 @@ class Multilevel(Objective):
         check_parameters(self)
 
     @property
-    def limits(self) -> Limits:
-        return Limits.of(self.capacity)
+    def limits(self) -> FillLimits:
+        return FillLimits.of(self.capacity)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
@@ -91,7 +91,7 @@ class _Levels:
 
     def rating(self, assignment: Ints) -> tuple[float, float]:
         moved = (assignment != self.problem.current) & (self.problem.current >= 0)
-        over = excess_with_memory(self.problem, assignment, self.parameters.limits.overload)
+        over = weighed_excess(self.problem, assignment, self.parameters.limits.overload)
         return round(over, DIGITS), self.problem.cost(assignment) + self.parameters.move_cost * int(moved.sum())
 
     def assignments(self) -> Iterator[Ints]:

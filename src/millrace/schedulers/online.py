@@ -11,7 +11,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Objective
@@ -47,4 +47,4 @@ class Online(Objective):
         if problem.count and not problem.nodes:
             return problem.no_slots()
         assignment = assign_in_two_phases(problem, self.limit, revise=True, each_topology=True)
-        return move_if_better(problem, assignment, PairLimits(Limits.of(self.limit, self.overload), self.improvement, True))
+        return move_if_better(problem, assignment, PairLimits(FillLimits.of(self.limit, self.overload), self.improvement, True))

@@ -17,7 +17,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import fitted, relief_in_words, relieves_overload
 from millrace.schedulers.placing import place_homeless, slot_saving
@@ -67,8 +67,8 @@ class Otd(Objective):
         return self.high
 
     @property
-    def limits(self) -> Limits:
-        return Limits.of(self.high)
+    def limits(self) -> FillLimits:
+        return FillLimits.of(self.high)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
@@ -183,7 +183,7 @@ class _Workers:
     low: Flags
     waiting: Flags  # high by its queue, whatever its share
     settling: Flags  # a task there was just started or moved, so its load is not fully measured
-    node_spare: Floats  # MHz of each node that a task from another node may use
+    node_spare: Floats  # (CPU and memory, nodes): what a task from another node may use of each
 
     @classmethod
     def of(cls, problem: Problem, load: Mapping[str, Load], rules: Otd) -> _Workers:
@@ -198,8 +198,9 @@ class _Workers:
             low=(share <= min(rules.low, rules.high)) & (share < rules.high) & (queue <= rules.queue_low),
             settling=np.isin(problem.slot_numbers, [slot for slot in settling if slot is not None]),
             # A move that fills a node further than workers may be is refused as an overload, again and again.
-            node_spare=(problem.node_capacity * (rules.high if rules.nodes else 1.0) * ROUNDING
-                        - problem.node_load(problem.current)),
+            node_spare=np.stack([
+                problem.node_capacity * (rules.high if rules.nodes else 1.0) * ROUNDING - problem.node_load(problem.current),
+                problem.node_memory * ROUNDING - problem.node_memory_used(problem.current)]),
         )
 
     @property
@@ -209,7 +210,7 @@ class _Workers:
 
     def best_move(self, tasks: Ints, high: float, below: float = np.inf) -> _Move | None:
         """The move of one of these tasks with the largest ASC; among equals, the one with the least loaded target. The load of
-        a target must stay below `high` and `below`, and another node must have the CPU to spare."""
+        a target must stay below `high` and `below`, and another node must have the CPU and memory to spare."""
         problem, targets = self.problem, self.targets()
         best: tuple[tuple[float, float, int, int], _Move] | None = None
         limit = np.maximum(problem.slot_limit[:, targets], 1e-9)
@@ -219,7 +220,8 @@ class _Workers:
             after = np.max((used + problem.needs[:, task, np.newaxis]) / limit, axis=0)
             same_node = target_nodes == problem.slot_node[present]
             fits = (after < high) & (after * ROUNDING < below) & (targets != present)
-            fits &= same_node | (problem.cpu[task] <= self.node_spare[target_nodes])
+            fits &= same_node | ((problem.cpu[task] <= self.node_spare[0, target_nodes])
+                                 & (problem.memory[task] <= self.node_spare[1, target_nodes]))
             if not fits.any():
                 continue
             saved = slot_saving(problem, task, problem.current, np.append(targets, present))

@@ -15,7 +15,7 @@ import numpy as np
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.partitioning.relief import (
     busiest,
     relief_first,
@@ -256,7 +256,7 @@ class PairLimits:
     """Conditions for moving tasks: the traffic gets cheaper by the share `least` (`more`: by more than that), or an overload is
     relieved. `shares`: of workers and nodes."""
 
-    shares: Limits
+    shares: FillLimits
     least: float
     more: bool
 

@@ -17,7 +17,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.inputs.demands import demands
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import fitted
 from millrace.schedulers.placing import SlotBoard
@@ -71,7 +71,7 @@ class ResourceAware:
             first += len(graph.tasks())
         if free.missing:
             return problem.cannot_place(np.array(sorted(free.missing)), free.lack(homeless))
-        assignment = fitted(problem, free.relieved(), Limits.of(self.capacity)) if relieve else free.assignment
+        assignment = fitted(problem, free.relieved(), FillLimits.of(self.capacity)) if relieve else free.assignment
         moved = int(((assignment != problem.current) & ~homeless).sum())
         placed = int(homeless.sum())
         parts = [f"{placed} tasks placed by memory, CPU and distance"] if placed else []

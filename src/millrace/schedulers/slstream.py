@@ -15,14 +15,14 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import allowed_nodes, also_placed, match, moves
 from millrace.schedulers.partitioning.partition import NEGLIGIBLE, Cost, Cutting, polished
 from millrace.schedulers.partitioning.qpso import swarm
 from millrace.schedulers.partitioning.relief import relief_first, relieved, without_new_overload
-from millrace.schedulers.partitioning.room import CPU, MEMORY, excess_with_memory, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.room import CPU, MEMORY, node_room, task_needs, weighed_excess, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete, slots_within
 from millrace.schedulers.problem import Flags, Floats, Ints, Objective, Problem
@@ -71,8 +71,8 @@ class SlStream(Objective):
         check_parameters(self)
 
     @property
-    def limits(self) -> Limits:
-        return Limits.of(self.capacity)
+    def limits(self) -> FillLimits:
+        return FillLimits.of(self.capacity)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
@@ -104,7 +104,7 @@ class SlStream(Objective):
         every = self.cutting(problem, problem.nodes)
         labels = every.labels_of(problem.slot_node[assignment])
         assert labels is not None, "every node is a place"
-        return Cost(excess_with_memory(problem, assignment, self.limits.overload),
+        return Cost(weighed_excess(problem, assignment, self.limits.overload),
                     every.cost(labels).p + problem.between_workers * problem.inside_nodes(assignment))
 
     def worth_moving(self, now: Cost, then: Cost) -> bool:

@@ -19,7 +19,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.overload import Limits
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words, without_new_overload
 from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
@@ -69,7 +69,7 @@ class TStorm(Objective):
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
         assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
         if self.cores:
-            limits = Limits.of(self.capacity)
+            limits = FillLimits.of(self.capacity)
             assignment = without_new_overload(problem, assignment, limits)
             relief = relief_first(problem, assignment, limits)
             reason = relief_in_words(problem, relief) if relief is not assignment else reason

@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, WHOLE, Limits, needs_alone, relieves, rises
+from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, WHOLE, FillLimits, needs_alone, relieves, rises
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
-    excess_of_memory,
-    excess_with_memory,
     node_room,
     task_needs,
     with_tolerance,
@@ -27,7 +25,7 @@ DIGITS = 9  # of an excess: the rest is rounding errors
 MUCH = 0.9  # a plan that leaves less than this share of the cost is worth its moves whatever it relieves
 
 
-def relieved(problem: Problem, assignment: Ints, limits: Limits) -> Ints:
+def relieved(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The assignment after tasks have left overloaded workers and nodes, as far as others have room; at last two tasks change
     places. Where more is used than there is, any room will do. Tasks that cannot be moved stay."""
     for each in (limits, WHOLE):
@@ -39,7 +37,7 @@ def relieved(problem: Problem, assignment: Ints, limits: Limits) -> Ints:
     return assignment
 
 
-def fitted(problem: Problem, assignment: Ints, limits: Limits) -> Ints:
+def fitted(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged so that all fit if possible."""
     found = [relieved(problem, assignment, limits)]
     for each in (limits, WHOLE):
@@ -54,29 +52,31 @@ def _may_fit(problem: Problem, share: float) -> bool:
     """True if all nodes together have what all tasks need, within this share."""
     nothing = np.full(problem.count, NOWHERE, dtype=np.int64)
     needed = problem.needs.sum(axis=1) + problem.node_used(nothing).sum(axis=1)
-    return bool((needed <= problem.node_limit.sum(axis=1) * share * ROUNDING).all())
+    memory = problem.memory.sum() + problem.node_memory_taken.sum()
+    return bool((needed <= problem.node_limit.sum(axis=1) * share * ROUNDING).all()
+                and memory <= problem.node_memory.sum() * ROUNDING)
 
 
 def _fits(problem: Problem, assignment: Ints, share: float) -> bool:
     """True if no worker or node uses more than this share, but for a task that fits nowhere, or more memory than there is."""
-    return not problem.excesses(assignment, share, avoidable=True).any() and not excess_of_memory(problem, assignment)
+    return not problem.excesses(assignment, share, avoidable=True).any()
 
 
-def without_new_overload(problem: Problem, assignment: Ints, limits: Limits) -> Ints:
+def without_new_overload(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The assignment if it uses no more than there is, or no more than the plan in force does; else `fitted`, or that plan."""
     running = bool((problem.current >= 0).all())
-    present = excess_with_memory(problem, problem.current) if running else 0.0
-    if excess_with_memory(problem, assignment) <= present:
+    present = problem.excess(problem.current) if running else 0.0
+    if problem.excess(assignment) <= present:
         return assignment
     assignment = fitted(problem, assignment, limits)
-    return problem.current if running and excess_with_memory(problem, assignment) > present else assignment
+    return problem.current if running and problem.excess(assignment) > present else assignment
 
 
-def relief_first(problem: Problem, assignment: Ints, limits: Limits) -> Ints:
+def relief_first(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The plan in force with the few moves that relieve its overload. `assignment` instead if it gains much traffic anyway, or
     relieves more for its moves, or if there is nothing to relieve."""
     current, share = problem.current, limits.overload
-    if (current < 0).any() or not excess_with_memory(problem, current, share):
+    if (current < 0).any() or not problem.excesses(current, share, avoidable=True).any():
         return assignment
     now, then = _burden(problem, current, share), _burden(problem, assignment, share)
     if (then.cost < MUCH * now.cost and then.full <= now.full
@@ -128,7 +128,7 @@ class _Burden(NamedTuple):
 
 def _burden(problem: Problem, assignment: Ints, share: float) -> _Burden:
     moved = int(((assignment != problem.current) & (problem.current >= 0)).sum())
-    full = round(excess_with_memory(problem, assignment), DIGITS)
+    full = round(problem.excess(assignment), DIGITS)
     return _Burden(full, round(problem.excess(assignment, share), DIGITS), moved, problem.cost(assignment))
 
 
@@ -310,5 +310,6 @@ class _Relief:
 
 def _has_room(used: Floats, need: Floats, limit: Floats, empty: Floats) -> Flags:
     """Places that can take a task with this need: within their limit or, where nothing is used, within what is there then."""
-    room: Flags = (used + need <= np.where(used <= NO_EXCESS * empty, np.maximum(limit, empty), limit)).all(axis=0)
+    most = np.where(used <= NO_EXCESS * empty, np.maximum(limit, empty), limit)
+    room: Flags = np.all(used + need <= most, axis=0)
     return room
