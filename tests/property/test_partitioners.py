@@ -16,10 +16,10 @@ from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.multilevel import Multilevel
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import FillLimits, threshold
 from millrace.schedulers.partitioning.partition import Cost, Cutting
 from millrace.schedulers.partitioning.relief import relieved
-from millrace.schedulers.partitioning.room import excess_with_memory
+from millrace.schedulers.partitioning.room import weighed_excess
 from millrace.schedulers.problem import Ints, Problem
 from millrace.schedulers.slstream import SlStream
 from support.examples import examples
@@ -177,7 +177,7 @@ def test_multilevel_moves_only_what_is_worth_its_cost(scheduler: Multilevel, sit
         return
     slots = resulting(situation, ask(scheduler, situation))
     share = threshold(scheduler.capacity)
-    before, after = excess_with_memory(seen, seen.current, share), excess_with_memory(seen, slots, share)
+    before, after = weighed_excess(seen, seen.current, share), weighed_excess(seen, slots, share)
     assert after <= before + ALMOST
     if after >= before - ALMOST:
         saved = seen.cost(seen.current) - seen.cost(slots)
@@ -210,7 +210,7 @@ def test_multilevel_comes_to_rest(scheduler: Multilevel, situation: Situation) -
 def some_placement_fits(seen: Problem) -> bool:
     """Try every placement, with pinned tasks where they are."""
     places = [[int(seen.current[task])] if seen.pinned[task] else range(len(seen.slot_numbers)) for task in range(seen.count)]
-    return any(excess_with_memory(seen, np.array(slots, dtype=np.int64)) == 0 for slots in itertools.product(*places))
+    return any(seen.excess(np.array(slots, dtype=np.int64)) == 0 for slots in itertools.product(*places))
 
 
 @settings(max_examples=examples(30))
@@ -220,7 +220,7 @@ def test_multilevel_overloads_nothing_if_some_placement_fits(situation: Situatio
     if len(seen.slot_numbers) > 5:
         return
     slots = resulting(situation, ask(Multilevel(), situation))
-    assert excess_with_memory(seen, slots) == 0 or not some_placement_fits(seen)
+    assert seen.excess(slots) == 0 or not some_placement_fits(seen)
 
 
 @settings(max_examples=examples(60))
@@ -229,8 +229,8 @@ def test_relief_never_adds_overload_and_moves_nothing_if_all_fits(situation: Sit
     seen = problem(situation)
     start = np.random.default_rng(seed).integers(0, len(seen.slot_numbers), seen.count)
     start = np.where(seen.pinned, seen.current, start)
-    slots = relieved(seen, start, 0.9)
-    assert excess_with_memory(seen, slots) <= excess_with_memory(seen, start) + ALMOST
+    slots = relieved(seen, start, FillLimits.of(0.9))
+    assert seen.excess(slots) <= seen.excess(start) + ALMOST
     assert (slots[seen.pinned] == start[seen.pinned]).all()
-    if excess_with_memory(seen, start, threshold(0.9)) == 0:
+    if weighed_excess(seen, start, threshold(0.9)) == 0:
         assert (slots == start).all()

@@ -286,9 +286,11 @@ otds = st.builds(Otd, threshold=st.sampled_from([0.0, 1.0, 50.0]), low=st.sample
 
 
 @given(otds, settled(most_mhz=3000.0))
-def test_otd_moves_at_most_one_task(scheduler: Otd, situation: Situation) -> None:
-    plans = resulting(situation, ask(scheduler, situation))
-    assert sum(len(Plan.diff(situation.plan[name], plan).moved) for name, plan in plans.items()) <= 1
+def test_otd_moves_at_most_one_task_if_that_is_enough(scheduler: Otd, situation: Situation) -> None:
+    result = ask(scheduler, situation)
+    plans = resulting(situation, result)
+    moved = sum(len(Plan.diff(situation.plan[name], plan).moved) for name, plan in plans.items())
+    assert moved <= 1 or result.reason.startswith("an overload is relieved")
 
 
 @given(otds, settled(most_mhz=3000.0) | hostile())
@@ -307,7 +309,7 @@ def test_otd_leaves_alone_what_settles(scheduler: Otd, situation: Situation) -> 
     settling = {situation.plan[name].placement[task] for name, load in situation.load.items() for task in load.settling}
     for name, plan in plans.items():
         for task in Plan.diff(situation.plan[name], plan).moved:
-            assert task not in situation.load[name].settling
+            assert task not in situation.load.get(name, Load()).settling
             assert not settling & {situation.plan[name].placement[task], plan.placement[task]}
 
 

@@ -1,11 +1,13 @@
 """`millrace bench scheduler`: seconds and memory that each scheduler takes to plan, for growing numbers of tasks and slots, the
-traffic of its plans, and its traffic on small random situations against the optimum; and the time that a simulation takes."""
+traffic once its plans are enacted or refused, and its traffic on small random situations against the optimum; and the time that
+a simulation takes."""
 
 from __future__ import annotations
 
 import resource
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -17,7 +19,9 @@ from millrace.bench.results import keep
 from millrace.cli.comparing import Situations, compare
 from millrace.cli.simulate import PATTERN
 from millrace.cli.simulating import SimulateOptions, chosen_world
-from millrace.schedulers.base import NewPlan
+from millrace.control.scheduling.schedule_generator import ASKED, ENACTED, Choice, Policy, ScheduleGenerator
+from millrace.model.situation import Situation
+from millrace.schedulers.base import NewPlan, Scheduler, SchedulingResult
 from millrace.schedulers.instances import large_situation
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
@@ -28,7 +32,7 @@ SEED = 1
 SIZES = ((100, 10), (1000, 100), (10_000, 1000), (100_000, 10_000))  # tasks, slots
 LARGEST = {"optimal": 0, "even": 100_000, "multilevel": 100_000}  # tasks: a scheduler is not run beyond these
 OTHERS_LARGEST = 10_000
-
+MOST_PLANS = 5  # that are followed: some schedulers move one task at a time
 
 SIMULATED = ("even", "tstorm")  # as `millrace simulate` without --scheduler
 SIMULATED_NODES, SIMULATED_TASKS = 1000, 10_000
@@ -61,20 +65,36 @@ def _in_own_process(name: str, tasks: int, slots: int) -> dict[str, float]:
 
 
 def measured(name: str, tasks: int, slots: int) -> dict[str, float]:
-    """Seconds to plan, including the time to read the load into arrays; the plan's traffic; and the peak memory of this
-    process before and after."""
+    """Seconds to plan, including the time to read the load into arrays; the peak memory of this process before and after; and
+    the traffic that is left, and the tasks moved, once the schedule generator has enacted or refused the plans."""
     situation = large_situation(tasks, slots, np.random.default_rng(SEED))
     scheduler = make_scheduler(name)
     before = _peak_mb()
     started = time.perf_counter()
-    result = scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan)
+    result = _asked(scheduler, situation)
     seconds = time.perf_counter() - started
     after = _peak_mb()
-    plans = result.plans if isinstance(result, NewPlan) else {}
     problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
-    figures = problem.figures(assignment_of(situation, {**situation.plan, **plans}))
-    return {"seconds": round(seconds, 4), "inter_node": round(figures.inter_node, 1), "moved": figures.moved,
+    ended, plans = _followed(name, scheduler, situation, result)
+    figures = problem.figures(assignment_of(situation, ended.plan))
+    return {"seconds": round(seconds, 4), "inter_node": round(figures.inter_node, 1), "moved": figures.moved, "plans": plans,
             "input_mb": before, "peak_mb": after}
+
+
+def _asked(scheduler: Scheduler, situation: Situation) -> SchedulingResult:
+    return scheduler.schedule(situation.graphs, situation.cluster, situation.load, situation.plan)
+
+
+def _followed(name: str, scheduler: Scheduler, situation: Situation, result: SchedulingResult) -> tuple[Situation, int]:
+    """The situation after the plans that are enacted, beginning with this one, and their number. A plan that is refused
+    changes nothing, however little traffic it has."""
+    generator, plans = ScheduleGenerator(Choice.of(name, scheduler), Policy()), 0
+    while isinstance(result, NewPlan) and generator.decide(situation, result, ASKED, 0.0).outcome == ENACTED:
+        situation, plans = replace(situation, plan={**situation.plan, **result.plans}), plans + 1
+        if plans == MOST_PLANS:
+            break
+        result = _asked(scheduler, situation)
+    return situation, plans
 
 
 def _simulated_in_own_process(name: str, hours: float, console: Console) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan, initial_key_groups, rescaled_key_groups
 
-MHZ, LOOPS = "MHz", "loops"  # units of the two resources that can be overloaded: CPU, and the time of workers' loops
+# Units of what can be overloaded: CPU, the time of workers' loops, and memory.
+MHZ, LOOPS, MEGABYTES = "MHz", "loops", "MB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Overload:
     def __str__(self) -> str:
         if self.unit == LOOPS:
             return f"{self.where} would be busy for {self.asked:.0%} of the time"
-        return f"{self.where} would need {self.asked:,.0f} MHz and has {self.has:,.0f}"
+        of_what = "MB of memory" if self.unit == MEGABYTES else "MHz"
+        return f"{self.where} would need {self.asked:,.0f} {of_what} and has {self.has:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Objective
@@ -50,6 +50,5 @@ class ErStream(Objective):
         problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        overload = threshold(self.u) if self.overload is None else self.overload
         assignment = assign_in_two_phases(problem, self.u, revise=False, each_topology=False)
-        return move_if_better(problem, assignment, PairLimits(self.u, self.tr_improve, False, overload))
+        return move_if_better(problem, assignment, PairLimits(FillLimits.of(self.u, self.overload), self.tr_improve, False))

@@ -17,14 +17,14 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.partition import Cutting, polished
 from millrace.schedulers.partitioning.refinement import Ground, refined
 from millrace.schedulers.partitioning.relief import DIGITS, relief_first, relieved, without_new_overload
-from millrace.schedulers.partitioning.room import CPU, excess_with_memory, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.room import CPU, node_room, task_needs, weighed_excess, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete
 from millrace.schedulers.problem import NOWHERE, Floats, Ints, Objective, Problem
@@ -54,6 +54,10 @@ class Multilevel(Objective):
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @property
+    def limits(self) -> FillLimits:
+        return FillLimits.of(self.capacity)
+
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
         metis.require_installed()
@@ -63,7 +67,7 @@ class Multilevel(Objective):
         if not len(problem.rate) and not problem.needs.any():  # nothing is measured yet
             return Even(spread_back=False).schedule(graphs, cluster, load, plan)
         levels = _Levels(problem, self)
-        assignment = relief_first(problem, without_new_overload(problem, levels.best(), self.capacity), self.capacity)
+        assignment = relief_first(problem, without_new_overload(problem, levels.best(), self.limits), self.limits)
         if (assignment == problem.current).all():
             now = problem.in_words(problem.cost(assignment))
             return problem.answer(assignment, f"the plan stays: {now}, and no plan found saves more than move_cost = "
@@ -87,7 +91,7 @@ class _Levels:
 
     def rating(self, assignment: Ints) -> tuple[float, float]:
         moved = (assignment != self.problem.current) & (self.problem.current >= 0)
-        over = excess_with_memory(self.problem, assignment, threshold(self.parameters.capacity))
+        over = weighed_excess(self.problem, assignment, self.parameters.limits.overload)
         return round(over, DIGITS), self.problem.cost(assignment) + self.parameters.move_cost * int(moved.sum())
 
     def assignments(self) -> Iterator[Ints]:
@@ -106,7 +110,7 @@ class _Levels:
         nodes = self.improved(np.where(problem.pinned, self.home, nodes))
         levels = [WorkerLevel(problem, nodes, parameters.capacity, parameters.move_cost, parameters.seed, fresh)
                   for fresh in ((False, True) if problem.between_workers else (False,))]
-        return min((relieved(problem, level.assignment(), parameters.capacity) for level in levels), key=self.rating)
+        return min((relieved(problem, level.assignment(), parameters.limits.of_new_plans) for level in levels), key=self.rating)
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.pairing import PairLimits, assign_in_two_phases, move_if_better
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.problem import Objective
@@ -46,6 +46,5 @@ class Online(Objective):
         problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        overload = threshold(self.limit) if self.overload is None else self.overload
         assignment = assign_in_two_phases(problem, self.limit, revise=True, each_topology=True)
-        return move_if_better(problem, assignment, PairLimits(self.limit, self.improvement, True, overload))
+        return move_if_better(problem, assignment, PairLimits(FillLimits.of(self.limit, self.overload), self.improvement, True))

@@ -18,6 +18,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.matching import also_placed
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words
@@ -46,7 +47,8 @@ class Least(NamedTuple):
 @dataclass(frozen=True)
 class Optimal(Objective):
     """Minimises the cost of the traffic within the capacity of every node's CPU and every worker's core and loop, or if no
-    placement keeps within that, within all that there is. Exact, and therefore only for few tasks.
+    placement keeps within that, within all that there is; and within the memory of every node. Exact, and therefore only for
+    few tasks.
 
     Equal questions get different answers only if the time limit ends the search.
     """
@@ -82,7 +84,7 @@ class Optimal(Objective):
             now = problem.cost(kept)
             if now - least.value <= SAME * max(now, 1.0):
                 return problem.answer(kept, f"the plan has {problem.in_words(now, 1)}, {_claim(least)}", share)
-        relief = relief_first(problem, least.assignment, self.capacity)
+        relief = relief_first(problem, least.assignment, FillLimits.of(self.capacity))
         if relief is not least.assignment:
             return problem.answer(relief, relief_in_words(problem, relief), share)
         return problem.answer(least.assignment, f"{problem.in_words(least.value, 1)}, {_claim(least)}", share)
@@ -100,9 +102,9 @@ class Optimal(Objective):
 
 
 def least_traffic(problem: Problem, time_limit: float = 20.0, capacity: float = 1.0) -> Least:
-    """The cheapest assignment within `capacity` of the nodes' CPU, and of the core and loop of every worker, that the time
-    limit allows. Pinned tasks stay. Equal nodes are exchanged so that few tasks move. No assignment and an infinite bound:
-    none exists."""
+    """The cheapest assignment within `capacity` of the nodes' CPU, and of the core and loop of every worker, and within the
+    nodes' memory, that the time limit allows. Pinned tasks stay. Equal nodes are exchanged so that few tasks move. No
+    assignment and an infinite bound: none exists."""
     program = _Program(problem, _ProgramPlaces(problem, capacity))
     bound = 0.0
     while True:
@@ -143,13 +145,16 @@ class _ProgramPlaces:
         self.problem = problem
         nothing = np.full(problem.count, NOWHERE, dtype=np.int64)
         self.capacity = capacity
-        self.node_room = problem.node_capacity * capacity * ROUNDING - problem.node_taken
+        self.node_needs = np.stack([problem.cpu, problem.memory])
+        self.node_has = np.stack([problem.node_capacity, problem.node_memory])
+        self.node_room = (self.node_has * np.array([[capacity], [1.0]]) * ROUNDING
+                          - np.stack([problem.node_taken, problem.node_memory_taken]))  # (CPU and memory, nodes)
         slot_room = problem.slot_limit * capacity * ROUNDING - problem.slot_used(nothing)
         self.slot: list[int] = []  # of each place; for a whole node the one that all its tasks get
         whole: list[bool] = []
         for node in range(problem.nodes):
             own = np.flatnonzero(problem.slot_node == node)
-            needed = np.array([min(float(problem.cpu.sum()), max(float(self.node_room[node]), 0.0)), problem.time.sum()])
+            needed = np.array([min(float(problem.cpu.sum()), max(float(self.node_room[0, node]), 0.0)), problem.time.sum()])
             free = own[(slot_room[:, own] >= needed[:, np.newaxis]).all(axis=0)]
             as_node = bool(len(free)) and (len(own) == 1 or not problem.between_workers)
             self.slot += [int(free[0])] if as_node else own.tolist()
@@ -186,7 +191,7 @@ class _ProgramPlaces:
         for node, places in enumerate(by_node):
             if not fixed & set(places):
                 rooms = tuple(map(tuple, self.room[:, places].T.tolist()))
-                alike.setdefault((float(self.node_room[node]), rooms), []).append(places)
+                alike.setdefault((tuple(self.node_room[:, node].tolist()), rooms), []).append(places)
             equal: dict[tuple[float, ...], list[list[int]]] = {}
             for place in places:
                 if place not in fixed:
@@ -230,7 +235,8 @@ class _Program:
             parts.append(np.outer(rate, problem.distance.ravel()).ravel())
         self.objective = np.concatenate(parts)
         self.integrality = np.concatenate([np.ones(self.xs), np.zeros(self.zs + self.ys + self.us)])
-        self.rows: list[ConstraintRows] = [self.one_place_each(), self.within_cpu(), *self.within_workers(), *self.both_ends()]
+        self.rows: list[ConstraintRows] = [self.one_place_each(), *self.within_nodes(), *self.within_workers()]
+        self.rows += self.both_ends()
         self.rows += self.equal_places_in_order()
 
     def bounds(self) -> Bounds:
@@ -256,12 +262,15 @@ class _Program:
         n, k = self.problem.count, len(self.places)
         return self.matrix(np.repeat(np.arange(n), k), np.arange(n * k), np.ones(n * k), n), np.ones(n), np.ones(n)
 
-    def within_cpu(self) -> ConstraintRows:
-        """The CPU of every node."""
+    def within_nodes(self) -> list[ConstraintRows]:
+        """CPU and memory of every node."""
         task, place = np.divmod(np.arange(self.xs), len(self.places))
-        scale = max(float(self.problem.node_capacity.max(initial=0.0)), 1e-9)
-        return (self.matrix(self.places.node[place], np.arange(self.xs), self.problem.cpu[task] / scale, self.problem.nodes),
-                np.full(self.problem.nodes, -np.inf), np.maximum(self.places.node_room, 0.0) / scale)
+        nodes, rows = self.problem.nodes, []
+        for need, room, has in zip(self.places.node_needs, self.places.node_room, self.places.node_has):
+            scale = max(float(has.max(initial=0.0)), 1e-9)
+            rows.append((self.matrix(self.places.node[place], np.arange(self.xs), need[task] / scale, nodes),
+                         np.full(nodes, -np.inf), np.maximum(room, 0.0) / scale))
+        return rows
 
     def within_workers(self) -> list[ConstraintRows]:
         """CPU and loop time of every place that is one slot."""
@@ -330,7 +339,8 @@ class _Program:
         problem, places, before = self.problem, self.places, len(self.rows)
         nodes = places.node[chosen]
         for node in np.unique(nodes).tolist():
-            self.forbid(np.flatnonzero(nodes == node), np.flatnonzero(places.node == node), problem.cpu, places.node_room[node])
+            for need, room in zip(places.node_needs, places.node_room[:, node]):
+                self.forbid(np.flatnonzero(nodes == node), np.flatnonzero(places.node == node), need, room)
         for place in np.unique(chosen[~places.whole[chosen]]).tolist():
             for need, room in zip(problem.needs, places.room[:, place]):
                 self.forbid(np.flatnonzero(chosen == place), np.array([place]), need, room)

@@ -17,7 +17,7 @@ from millrace.model.graph import TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import fitted, relief_in_words, relieves_overload
 from millrace.schedulers.placing import place_homeless, slot_saving
@@ -50,7 +50,8 @@ class Otd(Objective):
     threshold: float = parameter(1.0, "Minimum traffic, in tuples per second, that a move without overload must make local.",
                                  low=0.0)
 
-    nodes: bool = parameter(True, "Also relieve nodes, and workers for which there is no single move. False: as in the paper.")
+    nodes: bool = parameter(True, "Also relieve nodes, and workers for which there is no single move, and fill no node beyond "
+                                  "high by a move. False: as in the paper.")
 
     PERIOD_SECONDS: ClassVar[float] = 5.0
     WEIGHS_ITSELF: ClassVar[bool] = True
@@ -64,6 +65,10 @@ class Otd(Objective):
     def packing(self) -> float:
         """Share of a node or worker that it fills."""
         return self.high
+
+    @property
+    def limits(self) -> FillLimits:
+        return FillLimits.of(self.high)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
@@ -96,7 +101,7 @@ class Otd(Objective):
 
     def _leaves_overload(self, problem: Problem, assignment: Ints) -> bool:
         """True if a node is overloaded, or a worker and this assignment relieves nothing."""
-        share = threshold(self.high)
+        share = self.limits.overload
         over = problem.excesses(problem.current, share) > 0
         return bool(over[len(problem.slot_numbers):].any()
                     or (over.any() and not relieves_overload(problem, problem.current, assignment, share)))
@@ -104,17 +109,17 @@ class Otd(Objective):
     def _relief(self, workers: _Workers) -> tuple[Ints, str] | None:
         """The moves that relieve nodes and workers: of those that relieve something by themselves the one that gains most
         traffic, else all of them. None if there are none, or a worker that they concern is settling."""
-        problem, share = workers.problem, threshold(self.high)
-        planned = fitted(problem, problem.current, self.high)
+        problem, limits = workers.problem, self.limits
+        planned = fitted(problem, problem.current, limits)
         tasks = np.flatnonzero(planned != problem.current)
         if workers.settling[np.append(planned[tasks], problem.current[tasks])].any():
             return None
         for move in sorted((workers.move_of(task, int(planned[task])) for task in tasks.tolist()), key=lambda move: -move.gain):
             alone = problem.current.copy()
             alone[move.task] = move.slot
-            if relieves_overload(problem, problem.current, alone, share):
+            if relieves_overload(problem, problem.current, alone, limits.overload):
                 return alone, f"{workers.describe(move)}: {relief_in_words(problem, alone)}"
-        if relieves_overload(problem, problem.current, planned, share):
+        if relieves_overload(problem, problem.current, planned, limits.overload):
             return planned, relief_in_words(problem, planned)
         return None
 
@@ -123,7 +128,7 @@ class Otd(Objective):
         weighed, so a move for the traffic goes first, and so it does if no task of a high worker can move."""
         if workers.waiting.any():
             return self._balance(workers)
-        if not (workers.high & (workers.share >= threshold(self.high))).any():
+        if not (workers.high & (workers.share >= self.limits.overload)).any():
             move, reason = self._gather(workers)
             return (move, reason) if move is not None else self._balance(workers)
         move, reason = self._balance(workers)
@@ -178,6 +183,7 @@ class _Workers:
     low: Flags
     waiting: Flags  # high by its queue, whatever its share
     settling: Flags  # a task there was just started or moved, so its load is not fully measured
+    node_spare: Floats  # (CPU and memory, nodes): what a task from another node may use of each
 
     @classmethod
     def of(cls, problem: Problem, load: Mapping[str, Load], rules: Otd) -> _Workers:
@@ -191,6 +197,10 @@ class _Workers:
             waiting=floor > rules.queue_high,
             low=(share <= min(rules.low, rules.high)) & (share < rules.high) & (queue <= rules.queue_low),
             settling=np.isin(problem.slot_numbers, [slot for slot in settling if slot is not None]),
+            # A move that fills a node further than workers may be is refused as an overload, again and again.
+            node_spare=np.stack([
+                problem.node_capacity * (rules.high if rules.nodes else 1.0) * ROUNDING - problem.node_load(problem.current),
+                problem.node_memory * ROUNDING - problem.node_memory_used(problem.current)]),
         )
 
     @property
@@ -200,18 +210,18 @@ class _Workers:
 
     def best_move(self, tasks: Ints, high: float, below: float = np.inf) -> _Move | None:
         """The move of one of these tasks with the largest ASC; among equals, the one with the least loaded target. The load of
-        a target must stay below `high` and `below`, and that of another node within its CPU."""
+        a target must stay below `high` and `below`, and another node must have the CPU and memory to spare."""
         problem, targets = self.problem, self.targets()
         best: tuple[tuple[float, float, int, int], _Move] | None = None
         limit = np.maximum(problem.slot_limit[:, targets], 1e-9)
         used, target_nodes = problem.slot_used(problem.current)[:, targets], problem.slot_node[targets]
-        spare = problem.node_capacity * ROUNDING - problem.node_load(problem.current)
         for task in tasks.tolist():
             present = problem.current[task]
             after = np.max((used + problem.needs[:, task, np.newaxis]) / limit, axis=0)
             same_node = target_nodes == problem.slot_node[present]
             fits = (after < high) & (after * ROUNDING < below) & (targets != present)
-            fits &= same_node | (problem.cpu[task] <= spare[target_nodes])
+            fits &= same_node | ((problem.cpu[task] <= self.node_spare[0, target_nodes])
+                                 & (problem.memory[task] <= self.node_spare[1, target_nodes]))
             if not fits.any():
                 continue
             saved = slot_saving(problem, task, problem.current, np.append(targets, present))

@@ -15,6 +15,7 @@ import numpy as np
 
 from millrace.config import WORKERS
 from millrace.schedulers.base import SchedulingResult
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.partitioning.relief import (
     busiest,
     relief_first,
@@ -228,44 +229,43 @@ def assign_in_two_phases(problem: Problem, limit: float, revise: bool, each_topo
 def move_if_better(problem: Problem, assignment: Ints, limits: PairLimits) -> SchedulingResult:
     """The assignment if it makes the traffic cheaper by enough and overloads nothing further, or if it relieves an overload;
     else the one in force, with a place for tasks that have none."""
-    stay = complete(problem, problem.current, limits.limit)
+    shares = limits.shares
+    stay = complete(problem, problem.current, shares.packing)
     assignment = relief = fewest_moves(problem, assignment)
     if not any(WORKERS.of(graph.config) for graph in problem.graphs):  # with a number of workers, pairs alone decide
-        assignment = with_less_overload(problem, with_less_overload(problem, assignment, limits.limit))
-        assignment = without_new_overload(problem, assignment, limits.limit, limits.overload)
-        relief = relief_first(problem, assignment, limits.limit, limits.overload)
+        assignment = with_less_overload(problem, with_less_overload(problem, assignment, shares.packing))
+        assignment = without_new_overload(problem, assignment, shares)
+        relief = relief_first(problem, assignment, shares)
     old, new = problem.figures(stay), problem.figures(assignment)
     change = (old.cost - new.cost) / old.cost if old.cost > 0 else 0.0
     gain = f"{problem.in_words(old.cost)} could become {new.cost:,.0f} ({change:.1%} less)"
     missing = int((problem.current < 0).sum())
     placed = f"; {missing} tasks that had no worker are placed" if missing else ""
-    if relieves_overload(problem, stay, relief, limits.overload):
-        return problem.answer(relief, f"{relief_in_words(problem, relief)}{placed}", limits.limit)
+    if relieves_overload(problem, stay, relief, shares.overload):
+        return problem.answer(relief, f"{relief_in_words(problem, relief)}{placed}", shares.packing)
     if not limits.enough(change):
         return problem.answer(stay, f"{gain}: {'more than' if limits.more else 'at least'} {limits.least:.1%} is "
-                                    f"required{placed}", limits.limit)
+                                    f"required{placed}", shares.packing)
     if limits.overloads(problem, stay, assignment):
-        return problem.answer(stay, f"{gain}, but a node or worker would be overloaded: {busiest(new)}{placed}", limits.limit)
-    return problem.answer(assignment, f"{gain}: {new.moved} tasks move{placed}", limits.limit)
+        return problem.answer(stay, f"{gain}, but a node or worker would be overloaded: {busiest(new)}{placed}", shares.packing)
+    return problem.answer(assignment, f"{gain}: {new.moved} tasks move{placed}", shares.packing)
 
 
 @dataclass(frozen=True)
 class PairLimits:
     """Conditions for moving tasks: the traffic gets cheaper by the share `least` (`more`: by more than that), or an overload is
-    relieved. `limit`: the share of a worker and of a node that may be used; `overload`: the share from which on it is
-    overloaded."""
+    relieved. `shares`: of workers and nodes."""
 
-    limit: float
+    shares: FillLimits
     least: float
     more: bool
-    overload: float
 
     def enough(self, change: float) -> bool:
         return change > ROUNDING - 1 and (change > self.least if self.more else change >= self.least)
 
     def overloads(self, problem: Problem, old: Ints, new: Ints) -> bool:
-        """True if more than `limit`, or more than there is, is used beyond what is now."""
-        return any(problem.excess(new, share) > problem.excess(old, share) * ROUNDING for share in (self.limit, 1.0))
+        """True if more than is to be filled, or than there is, is used beyond what is now."""
+        return any(problem.excess(new, share) > problem.excess(old, share) * ROUNDING for share in (self.shares.packing, 1.0))
 
 
 def _slot_bins(problem: Problem, limit: float) -> Bins:

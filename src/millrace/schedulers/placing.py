@@ -86,12 +86,12 @@ def place_homeless(problem: Problem, capacity: float = 1.0) -> SchedulingResult:
     return problem.answer(complete(problem, problem.current, capacity), f"{missing} tasks that had no worker are placed")
 
 
-def slots_within(problem: Problem, nodes: Ints) -> Ints:
+def slots_within(problem: Problem, nodes: Ints, capacity: float) -> Ints:
     """A slot for every task on its chosen node: its present slot if that is there and has room, else the one with room that
-    shares most traffic with it, else the least loaded. Where a worker would be overloaded, the tasks of the node are packed
-    again, the largest first, if that helps. Pinned tasks keep their slots; `nodes` must have theirs."""
+    shares most traffic with it, else the least loaded. Where a worker would be fuller than `capacity`, the tasks of the node
+    are packed again, the largest first, if that helps. Pinned tasks keep their slots; `nodes` must have theirs."""
     staying = (problem.nodes_of(problem.current) == nodes) & (problem.current >= 0)
-    board = SlotBoard(problem, np.where(staying, problem.current, NOWHERE))
+    board = SlotBoard(problem, np.where(staying, problem.current, NOWHERE), capacity)
     for slot in np.flatnonzero(board.overloaded()):
         board.evict(int(slot))
     for task in by_traffic(problem, np.flatnonzero(board.assignment < 0)).tolist():
@@ -104,8 +104,8 @@ def slots_within(problem: Problem, nodes: Ints) -> Ints:
 class SlotBoard:
     """Load and task counts of the slots while tasks are placed on them. `capacity`: the share of a worker that may be used."""
 
-    def __init__(self, problem: Problem, assignment: Ints, capacity: float = 1.0) -> None:
-        self.problem, self.assignment = problem, assignment
+    def __init__(self, problem: Problem, assignment: Ints, capacity: float) -> None:
+        self.problem, self.assignment, self.capacity = problem, assignment, capacity
         self.used = problem.slot_used(assignment)
         self.most = problem.slot_limit * capacity * ROUNDING
         self.counts = problem.slot_tasks_taken + np.bincount(assignment[assignment >= 0], minlength=len(self.most[0]))
@@ -122,7 +122,7 @@ class SlotBoard:
         return room
 
     def overloaded(self) -> Flags:
-        """Slots with more than a core or a loop can do."""
+        """Slots that are fuller than they may be."""
         over: Flags = np.any(self.used > self.most, axis=0)
         return over
 
@@ -173,7 +173,7 @@ class SlotBoard:
 
     def evict(self, slot: int) -> None:
         """Takes tasks off an overloaded slot, those with least traffic first, until it has room for the others."""
-        own = np.flatnonzero((self.assignment == slot) & ~self.problem.pinned)
+        own = np.flatnonzero((self.assignment == slot) & ~self.problem.pinned & (self.problem.needs > 0).any(axis=0))
         for task in by_traffic(self.problem, own)[::-1]:
             if (self.used[:, slot] <= self.most[:, slot]).all():
                 return
@@ -194,7 +194,7 @@ class SlotBoard:
                 self.add(task, slot)
 
     def _excess(self, slots: Ints) -> float:
-        return float(excess_of_places(self.used[:, slots], self.problem.slot_limit[:, slots], 1.0).sum())
+        return float(excess_of_places(self.used[:, slots], self.problem.slot_limit[:, slots], self.capacity).sum())
 
     def _traffic(self, task: int, node: int) -> Floats:
         """Weight of the task's traffic with each slot of the node."""

@@ -18,7 +18,17 @@ from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers import overload
-from millrace.schedulers.base import LOOPS, MHZ, CannotPlace, NewPlan, NoChange, Overload, SchedulingResult, next_plan
+from millrace.schedulers.base import (
+    LOOPS,
+    MEGABYTES,
+    MHZ,
+    CannotPlace,
+    NewPlan,
+    NoChange,
+    Overload,
+    SchedulingResult,
+    next_plan,
+)
 from millrace.schedulers.inputs.demands import demands
 from millrace.schedulers.inputs.measured import TaskColumns, task_columns
 from millrace.schedulers.inputs.traffic import MOST, clean, edges
@@ -271,26 +281,38 @@ class Problem:
         return float(self.excesses(assignment, share).sum())
 
     def excesses(self, assignment: Ints, share: float = 1.0, avoidable: bool = False) -> Floats:
-        """(slots + nodes): the excess of each worker, in its core and its loop, and of each node, in its CPU. Only workers and
-        nodes with one of the tasks count; tasks without a slot do not. `avoidable`: a place may be filled by one task that fits
-        nowhere, and only what is there beside it counts."""
+        """(slots + nodes + nodes): the excess of each worker, in its core and its loop, of each node, in its CPU, and of each
+        node, in its memory. The share is one of CPU and time; all memory may be used, since it is no rate. Only places
+        of which one of the tasks needs something count, since no move relieves the others; tasks without a slot do not.
+        `avoidable`: a place may be filled by one task that fits nowhere, and only what is there beside it counts."""
         nodes = self.nodes_of(assignment)
-        kinds = ((assignment, self.slot_used(assignment), self.needs, self.slot_limit),
-                 (nodes, self.node_used(assignment)[:1], self.needs[:1], self.node_limit[:1]))
+        memory = self.memory[np.newaxis], self.node_memory[np.newaxis]
+        kinds = ((assignment, self.slot_used(assignment), self.needs, self.slot_limit, share),
+                 (nodes, self.node_used(assignment)[:1], self.needs[:1], self.node_limit[:1], share),
+                 (nodes, self.node_memory_used(assignment)[np.newaxis], *memory, 1.0))
         excesses = []
-        for places, used, needs, has in kinds:
-            alone = overload.needs_alone(needs, places, has, share) if avoidable else 0.0
-            here = np.bincount(places[places >= 0], minlength=has.shape[1]) > 0
-            excesses.append(np.where(here, overload.excess_of_places(used, has, share, alone), 0.0))
+        for places, used, needs, has, most in kinds:
+            alone = overload.needs_alone(needs, places, has, most) if avoidable else 0.0
+            placed = places >= 0
+            own = [np.bincount(places[placed], weights=need[placed], minlength=has.shape[1]) for need in needs]
+            excesses.append(overload.excess_of_places(np.where(np.stack(own) > 0, used, 0.0), has, most, alone))
         return np.concatenate(excesses)
 
     def place_loads(self, assignment: Ints) -> Floats:
-        """(slots + nodes): the share of each worker's core or loop that is used, whichever is more, and of each node's CPU."""
+        """(slots + nodes + nodes): the share of each worker's core or loop that is used, whichever is more, of each node's CPU,
+        and of each node's memory."""
         slots = self.slot_used(assignment) / np.maximum(self.slot_limit, 1e-9)
-        return np.concatenate([slots.max(axis=0), self.node_load(assignment) / np.maximum(self.node_capacity, 1e-9)])
+        return np.concatenate([slots.max(axis=0), self.node_load(assignment) / np.maximum(self.node_capacity, 1e-9),
+                               self.node_memory_used(assignment) / np.maximum(self.node_memory, 1e-9)])
 
     def node_load(self, assignment: Ints) -> Floats:
         return np.bincount(self.slot_node, weights=self.slot_load(assignment), minlength=self.nodes).astype(np.float64)
+
+    def node_memory_used(self, assignment: Ints) -> Floats:
+        """MB used on each node, including other topologies."""
+        placed = assignment >= 0
+        own = np.bincount(self.slot_node[assignment[placed]], weights=self.memory[placed], minlength=self.nodes)
+        return own.astype(np.float64) + self.node_memory_taken
 
     def figures(self, assignment: Ints) -> Figures:
         placed = assignment >= 0
@@ -325,10 +347,11 @@ class Problem:
         return NewPlan(plans, reason, self.overload(assignment, capacity))
 
     def overload(self, assignment: Ints, capacity: float = 1.0) -> tuple[Overload, ...]:
-        """Nodes whose CPU, and workers whose CPU or loop time, is less than their tasks need."""
+        """Nodes whose CPU or memory, and workers whose CPU or loop time, is less than their tasks need."""
         nodes, slots = self.node_load(assignment), self.slot_used(assignment)
-        names = [f"worker {number}" for number in self.slot_numbers]
-        return (*_overloads([f"node {name}" for name in self.node_names], nodes, self.node_capacity * capacity, MHZ),
+        names, of_nodes = [f"worker {number}" for number in self.slot_numbers], [f"node {name}" for name in self.node_names]
+        return (*_overloads(of_nodes, nodes, self.node_capacity * capacity, MHZ),
+                *_overloads(of_nodes, self.node_memory_used(assignment), self.node_memory, MEGABYTES),
                 *_overloads(names, slots[0], self.slot_limit[0], MHZ), *_overloads(names, slots[1], self.slot_limit[1], LOOPS))
 
     def cannot_place(self, missing: Ints, reason: str) -> CannotPlace:

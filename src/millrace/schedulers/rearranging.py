@@ -33,9 +33,9 @@ def rearranged(problem: Problem, assignment: Ints, capacity: float, few_moves: b
     the assignment move tasks only where that relieves something, whatever their traffic."""
     limits = NodeLimits.of(problem, capacity)
     with_memory, begin = limits.with_memory(problem), _silent(problem) if few_moves else problem
-    yield slots_within(problem, refined_nodes(begin, problem.nodes_of(assignment), with_memory))
+    yield slots_within(problem, refined_nodes(begin, problem.nodes_of(assignment), with_memory), capacity)
     packed = refined_nodes(problem, _packed(problem, limits), with_memory)
-    yield fewest_moves(problem, slots_within(problem, packed))
+    yield fewest_moves(problem, slots_within(problem, packed, capacity))
     if problem.count * len(problem.slot_numbers) <= WORKERS:
         workers = _workers_as_nodes(problem, assignment)
         limits, begin = NodeLimits.of(workers, capacity), _silent(workers) if few_moves else workers

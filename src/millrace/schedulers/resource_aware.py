@@ -17,6 +17,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.inputs.demands import demands
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import fitted
 from millrace.schedulers.placing import SlotBoard
@@ -70,7 +71,7 @@ class ResourceAware:
             first += len(graph.tasks())
         if free.missing:
             return problem.cannot_place(np.array(sorted(free.missing)), free.lack(homeless))
-        assignment = fitted(problem, free.relieved(), self.capacity) if relieve else free.assignment
+        assignment = fitted(problem, free.relieved(), FillLimits.of(self.capacity)) if relieve else free.assignment
         moved = int(((assignment != problem.current) & ~homeless).sum())
         placed = int(homeless.sum())
         parts = [f"{placed} tasks placed by memory, CPU and distance"] if placed else []
@@ -109,7 +110,7 @@ class _FreeResources:
     def __init__(self, problem: Problem, limits: ResourceAware) -> None:
         self.problem, self.limits = problem, limits
         self.assignment = problem.current.copy()
-        self.slots = SlotBoard(problem, self.assignment)
+        self.slots = SlotBoard(problem, self.assignment, limits.capacity)
         placed = problem.current >= 0
         used = np.bincount(problem.slot_node[problem.current[placed]], weights=problem.memory[placed],
                            minlength=problem.nodes)
@@ -153,7 +154,7 @@ class _FreeResources:
                 for node in np.argsort(free, kind="stable").tolist():
                     self._relieve_node(node, free, needs, targets)
         self.assignment[list(targets)] = NOWHERE
-        board = SlotBoard(self.problem, self.assignment)
+        board = SlotBoard(self.problem, self.assignment, self.limits.capacity)
         for task, node in targets.items():
             board.put(task, node)
         return self.assignment

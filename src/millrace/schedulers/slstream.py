@@ -15,14 +15,14 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import SchedulingResult
 from millrace.schedulers.even import Even
-from millrace.schedulers.overload import threshold
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.matching import allowed_nodes, also_placed, match, moves
 from millrace.schedulers.partitioning.partition import NEGLIGIBLE, Cost, Cutting, polished
 from millrace.schedulers.partitioning.qpso import swarm
 from millrace.schedulers.partitioning.relief import relief_first, relieved, without_new_overload
-from millrace.schedulers.partitioning.room import CPU, MEMORY, excess_with_memory, node_room, task_needs, with_tolerance
+from millrace.schedulers.partitioning.room import CPU, MEMORY, node_room, task_needs, weighed_excess, with_tolerance
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete, slots_within
 from millrace.schedulers.problem import Flags, Floats, Ints, Objective, Problem
@@ -60,8 +60,8 @@ class SlStream(Objective):
     sigma: float = parameter(0.5, "Width of the swarm's search at first.", low=0.5, high=1.0)
     restarts: int = parameter(16, "Random partitions that are polished, like the other starts, before the swarm begins; "
                                   "fewer if there are many tasks. 0: only the result is polished.", low=0)
-    published: bool = parameter(False, "Runs the swarm alone, as published: it starts from random partitions only, and nothing "
-                                       "is polished.")
+    published: bool = parameter(False, "Runs the swarm and the matching alone, as published: the swarm starts from random "
+                                       "partitions only, nothing is polished, and no task is moved afterwards.")
     seed: int = parameter(1, "Seed of the random numbers: equal seeds give equal results.", low=0)
 
     WEIGHS_ITSELF: ClassVar[bool] = True
@@ -69,6 +69,10 @@ class SlStream(Objective):
 
     def __post_init__(self) -> None:
         check_parameters(self)
+
+    @property
+    def limits(self) -> FillLimits:
+        return FillLimits.of(self.capacity)
 
     def schedule(self, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
                  plan: Mapping[str, Plan]) -> SchedulingResult:
@@ -83,7 +87,8 @@ class SlStream(Objective):
         if assignment is None:
             return problem.answer(kept, "the plan stays: the subgraphs cannot be matched to nodes that have room for them: "
                                         + _amounts(cutting, best) + also_placed(problem))
-        assignment = relief_first(problem, without_new_overload(problem, assignment, self.capacity), self.capacity)
+        if not self.published:
+            assignment = relief_first(problem, without_new_overload(problem, assignment, self.limits), self.limits)
         now, then = self.rated(problem, kept), self.rated(problem, assignment)
         running = (problem.current >= 0).any()  # a first placement moves nothing, so no gain is required
         if running and not self.worth_moving(now, then):
@@ -99,7 +104,7 @@ class SlStream(Objective):
         every = self.cutting(problem, problem.nodes)
         labels = every.labels_of(problem.slot_node[assignment])
         assert labels is not None, "every node is a place"
-        return Cost(excess_with_memory(problem, assignment, threshold(self.capacity)),
+        return Cost(weighed_excess(problem, assignment, self.limits.overload),
                     every.cost(labels).p + problem.between_workers * problem.inside_nodes(assignment))
 
     def worth_moving(self, now: Cost, then: Cost) -> bool:
@@ -156,19 +161,19 @@ class SlStream(Objective):
 
     def placed(self, cutting: Cutting, labels: Ints) -> Ints | None:
         """The slot of every task: subgraphs matched to nodes, or with distances between nodes left at their places if that
-        costs less. None if they cannot be matched."""
+        costs less; overloads that this makes are relieved. As published, they are only matched. None if they cannot be."""
         problem = cutting.problem
         nodes = match_subgraphs(problem, labels, cutting.k, self.mu)
-        if nodes is None:
-            return None
+        if nodes is None or self.published:
+            return None if nodes is None else slots_within(problem, nodes, self.capacity)
         ways = [nodes] if problem.distance is None else [nodes, cutting.places[labels]]
-        placed = [relieved(problem, slots, self.capacity) for way in ways for slots in self.slots(problem, way)]
+        placed = [relieved(problem, slots, self.limits.of_new_plans) for way in ways for slots in self.slots(problem, way)]
         return min(placed, key=lambda assignment: self.rated(problem, assignment))
 
     def slots(self, problem: Problem, nodes: Ints) -> list[Ints]:
         """Ways to choose slots of these nodes: present ones where that is possible, and if traffic between workers counts, also
         those that save most of it."""
-        ways = [slots_within(problem, nodes)]
+        ways = [slots_within(problem, nodes, self.capacity)]
         if problem.between_workers:
             ways += [WorkerLevel(problem, nodes, self.capacity, 0.0, self.seed, fresh).assignment() for fresh in (False, True)]
         return ways

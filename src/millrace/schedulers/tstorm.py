@@ -19,6 +19,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.schedulers.base import NewPlan, SchedulingResult
 from millrace.schedulers.even import Even
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.parameters import check_parameters, parameter
 from millrace.schedulers.partitioning.relief import relief_first, relief_in_words, without_new_overload
 from millrace.schedulers.placing import SlotBoard, by_traffic, nearest_nodes, saving
@@ -68,8 +69,9 @@ class TStorm(Objective):
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
         assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
         if self.cores:
-            assignment = without_new_overload(problem, assignment, self.capacity)
-            relief = relief_first(problem, assignment, self.capacity)
+            limits = FillLimits.of(self.capacity)
+            assignment = without_new_overload(problem, assignment, limits)
+            relief = relief_first(problem, assignment, limits)
             reason = relief_in_words(problem, relief) if relief is not assignment else reason
             assignment = relief
         return problem.answer(assignment, reason, self.capacity)
@@ -301,7 +303,8 @@ def _one_slot_per_node(problem: Problem, nodes: Ints, chosen: Flags, assignment:
     would be overloaded; else the least loaded one. If no slot has room for all of them, they are spread over several."""
     tasks = np.flatnonzero(chosen)
     groups, group_of = np.unique(problem.topology[tasks] * problem.nodes + nodes[tasks], return_inverse=True)
-    board = SlotBoard(problem, np.where(chosen, NOWHERE, assignment))
+    # As full as a node may be: a plan that fills workers further is refused as an overload, again and again.
+    board = SlotBoard(problem, np.where(chosen, NOWHERE, assignment), limits.capacity if limits.cores else 1.0)
     most = board.most if limits.cores else np.full_like(board.most, np.inf)
     weight = np.stack([np.bincount(group_of, weights=need, minlength=len(groups)) for need in problem.needs[:, tasks]])
     size = np.bincount(group_of, minlength=len(groups))

@@ -7,14 +7,23 @@ import pytest
 from millrace.bench.aims import SCHEDULER_AIMS
 from millrace.bench.page import scheduler_tables
 from millrace.bench.scheduler import LARGEST, SIZES, measured, simulated
+from millrace.control.scheduling.plan_acceptance import Thresholds
 from millrace.schedulers.registry import SCHEDULERS
 
 
 def test_figures_of_one_scheduler() -> None:
     figures = measured("multilevel", 60, 8)
-    assert set(figures) == {"seconds", "inter_node", "moved", "input_mb", "peak_mb"}
+    assert set(figures) == {"seconds", "inter_node", "moved", "plans", "input_mb", "peak_mb"}
     assert 0 < figures["inter_node"] < measured("even", 60, 8)["inter_node"]
     assert figures["peak_mb"] >= figures["input_mb"] > 0 and figures["moved"] > 0
+
+
+def test_a_plan_that_is_refused_leaves_its_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    enacted, even = measured("multilevel", 60, 8), measured("even", 60, 8)
+    assert enacted["plans"] > 0 == even["plans"]
+    monkeypatch.setattr(Thresholds, "gains", lambda *_: False)
+    refused = measured("multilevel", 60, 8)
+    assert (refused["inter_node"], refused["plans"], refused["moved"]) == (even["inter_node"], 0, 0)
 
 
 def test_the_largest_size_is_run_and_only_schedulers_that_exist_have_limits() -> None:

@@ -7,9 +7,9 @@ import pytest
 from by_hand import cluster, graph, load, plan
 
 from millrace.schedulers.base import NewPlan
-from millrace.schedulers.overload import PER_MOVE, beyond, excess_of_places, relieves, rises, threshold
+from millrace.schedulers.overload import PER_MOVE, FillLimits, beyond, excess_of_places, relieves, rises, threshold
 from millrace.schedulers.partitioning.relief import relief_first, relieved
-from millrace.schedulers.partitioning.room import BEYOND_ALL, excess_with_memory
+from millrace.schedulers.partitioning.room import BEYOND_ALL, weighed_excess
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.tstorm import TStorm
 
@@ -37,8 +37,8 @@ def test_what_one_task_needs_that_fits_nowhere_is_not_avoidable() -> None:
     alone, beside = waiting([0, 1], 1.0, 0.3), waiting([0, 0], 1.0, 0.3)
     assert alone.excess(alone.current, 0.95) == pytest.approx(0.05)
     assert not alone.excesses(alone.current, 0.95, avoidable=True).any()
-    assert beside.excesses(beside.current, 0.95, avoidable=True) == pytest.approx([0.3, 0, 0, 0, 0, 0])
-    assert beside.place_loads(beside.current) == pytest.approx([1.3, 0, 0, 0, 0, 0])
+    assert beside.excesses(beside.current, 0.95, avoidable=True) == pytest.approx([0.3, *[0] * 8])
+    assert beside.place_loads(beside.current) == pytest.approx([1.3, *[0] * 8])
 
 
 def test_moves_must_be_worth_the_excess_that_they_relieve() -> None:
@@ -52,21 +52,38 @@ def test_moves_must_be_worth_the_excess_that_they_relieve() -> None:
 
 def test_more_than_there_is_weighs_more_than_more_than_a_share() -> None:
     full = waiting([0, 0, 0, 1], 0.33, 0.33, 0.33, 0.1)
-    assert excess_with_memory(full, full.current) == 0
-    assert excess_with_memory(full, full.current, 0.95) == pytest.approx(0.04)
+    assert full.excess(full.current) == 0
+    assert weighed_excess(full, full.current, 0.95) == pytest.approx(0.04)
     over = waiting([0, 0, 0, 0], 0.33, 0.33, 0.33, 0.11)
-    assert excess_with_memory(over, over.current, 0.95) == pytest.approx(BEYOND_ALL * 0.1 + 0.15)
+    assert weighed_excess(over, over.current, 0.95) == pytest.approx(BEYOND_ALL * 0.1 + 0.15)
 
 
 def test_only_what_must_leave_leaves() -> None:
     # Of 99 %, one of the small tasks is not enough; once a large one has left, the small one is back.
     problem = waiting([0, 0, 0, 0], 0.02, 0.32, 0.32, 0.33)
-    slots = relieved(problem, problem.current, 0.9)
+    slots = relieved(problem, problem.current, FillLimits.of(0.9))
     assert (slots != problem.current).sum() == 1 and problem.excess(slots, 0.95) == 0
     # A place is relieved only to others that stay within the capacity.
     tight = waiting([0, 0, 0, 1, 2], 0.33, 0.33, 0.33, 0.6, 0.6)
-    assert (relieved(tight, tight.current, 0.9) == tight.current).all()
-    assert (relieved(tight, tight.current, 0.94, 0.95) != tight.current).sum() == 1
+    assert (relieved(tight, tight.current, FillLimits.of(0.9)) == tight.current).all()
+    assert (relieved(tight, tight.current, FillLimits(0.94, 0.95)) != tight.current).sum() == 1
+
+
+@pytest.mark.parametrize("busy", [0.91, 0.94, 0.97, 1.0])
+def test_a_task_that_needs_more_than_is_filled_leaves_others_for_a_place_to_itself(busy: float) -> None:
+    problem = waiting([0, 0, 1], busy, 0.3, 0.01)
+    slots = relieved(problem, problem.current, FillLimits.of(0.9)).tolist()
+    assert slots in ([2, 0, 1], [0, 1, 1])
+    pair = waiting([0, 0, 1, 2], busy, 0.3, 0.7, 0.01)
+    assert relieved(pair, pair.current, FillLimits.of(0.9)).tolist() == [0, 2, 1, 2], "beside it there is no room"
+    alone = waiting([0, 1], busy, 0.3)
+    assert (relieved(alone, alone.current, FillLimits.of(0.9)) == alone.current).all()
+
+
+def test_what_others_overload_is_no_overload_of_tasks_that_need_nothing() -> None:
+    running = {"t": plan(a=[0]), "u": plan(a=[0])}
+    problem = Problem.of([graph(a=1)], THREE, {"u": load(busy={"a0": 0.99})}, running)
+    assert not problem.excesses(problem.current, 0.95).any()
 
 
 def test_relief_goes_before_a_new_placement_unless_that_gains_much_traffic() -> None:
@@ -76,7 +93,7 @@ def test_relief_goes_before_a_new_placement_unless_that_gains_much_traffic() -> 
         measured = load({"a0 b0": 95.0, "a0 b1": 200.0, "a1 b1": rate}, busy=busy)
         problem = Problem.of([graph(a=2, b=2)], THREE, {"t": measured}, running)
         other = np.array([1, 2, 1, 2])
-        slots = relief_first(problem, other, 0.9)
+        slots = relief_first(problem, other, FillLimits.of(0.9))
         assert (slots is not other) == few
         assert not few or (slots != problem.current).sum() == 1
 

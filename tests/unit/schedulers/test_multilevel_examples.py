@@ -13,10 +13,10 @@ from millrace.model.situation import Situation
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
 from millrace.schedulers.instances import large_situation
 from millrace.schedulers.multilevel import Multilevel
+from millrace.schedulers.overload import FillLimits
 from millrace.schedulers.partitioning import metis
 from millrace.schedulers.partitioning.refinement import Ground, refined
 from millrace.schedulers.partitioning.relief import relieved
-from millrace.schedulers.partitioning.room import excess_with_memory
 from millrace.schedulers.problem import Ints, Problem
 from millrace.schedulers.slstream import SlStream
 
@@ -120,7 +120,7 @@ def test_many_tasks_on_many_nodes_fit_and_a_second_plan_moves_few(pinned: bool) 
     result = ask(Multilevel(), situation)
     slots = resulting(situation, result)
     assert seen.inter_node(slots) < (0.75 if pinned else 0.5) * seen.inter_node(seen.current)
-    assert excess_with_memory(seen, slots) <= excess_with_memory(seen, seen.current)
+    assert seen.excess(slots) <= seen.excess(seen.current)
     assert (slots[seen.pinned] == seen.current[seen.pinned]).all()
     again = replace(situation, plan=result.plans) if isinstance(result, NewPlan) else situation
     second = ask(Multilevel(move_cost=5.0), again)
@@ -228,8 +228,8 @@ def test_refinement_by_distance() -> None:
 def test_relief_moves_to_the_nearest_with_room_and_swaps_if_nothing_fits() -> None:
     case = Problem.of([graph(a=3)], cluster(cores=1, mhz=1000.0, n1=[0], n2=[1]),
                       {"t": load({"a0 a1": 1}, a0=700, a1=600, a2=300)}, {"t": plan(a=[0, 0, 1])})
-    assert relieved(case, case.current, 0.9).tolist() == [0, 1, 1]
+    assert relieved(case, case.current, FillLimits.of(0.9)).tolist() == [0, 1, 1]
     tight = Problem.of([graph(a=3)], cluster(cores=1, mhz=1000.0, n1=[0], n2=[1]), {"t": load({}, a0=700, a1=400, a2=600)},
                        {"t": plan(a=[0, 0, 1])})
-    assert sorted(relieved(tight, tight.current, 0.9).tolist()) == [0, 1, 1]
-    assert excess_with_memory(tight, relieved(tight, tight.current, 0.9)) == 0
+    assert sorted(relieved(tight, tight.current, FillLimits.of(0.9)).tolist()) == [0, 1, 1]
+    assert tight.excess(relieved(tight, tight.current, FillLimits.of(0.9))) == 0

@@ -18,8 +18,10 @@ from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers import slstream
 from millrace.schedulers.base import CannotPlace, NewPlan, NoChange, SchedulingResult
+from millrace.schedulers.instances import random_situation
 from millrace.schedulers.partitioning.partition import Cost, Cutting, polished
 from millrace.schedulers.partitioning.qpso import Costs, contraction, decode, moved, swarm
+from millrace.schedulers.placing import complete
 from millrace.schedulers.problem import NOWHERE, Problem
 from millrace.schedulers.slstream import SlStream, match_subgraphs
 
@@ -317,6 +319,20 @@ def test_as_published_the_swarm_starts_at_random_and_nothing_is_polished(monkeyp
     case = pairs(10, running=None)
     first = ask(SlStream(published=True), case)
     assert isinstance(first, NewPlan) and ask(SlStream(published=True), case) == first
+
+
+def test_as_published_the_plan_is_that_of_swarm_and_matching() -> None:
+    scheduler, plans = SlStream(published=True, xi=1.0), 0
+    for seed in range(20):
+        case = random_situation(np.random.default_rng(seed), (8, 14), (2, 4))
+        seen, result = problem(case), ask(scheduler, case)
+        if isinstance(result, NewPlan):
+            found, labels = scheduler.subgraphs(seen, complete(seen, seen.current, scheduler.capacity))
+            planned = Problem.of(case.graphs, case.cluster, case.load, result.plans)
+            matched = match_subgraphs(seen, labels, found.k, scheduler.mu)
+            assert matched is not None and planned.nodes_of(planned.current).tolist() == matched.tolist(), seed
+            plans += 1
+    assert plans > 15
 
 
 # ---- links

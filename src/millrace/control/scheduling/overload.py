@@ -30,24 +30,28 @@ FROM_MEDIAN = 1.4826 / math.sqrt(2)  # standard deviation of a window over the m
 
 @dataclass(frozen=True, slots=True)
 class PlaceLoad:
-    """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window. `slots`: of its
-    workers."""
+    """A worker with the share of its CPU, or of its loop's time if that is more, or a node with that of its CPU or its memory,
+    in a window. `slots`: of its workers. `least`: the share up to which it is not overloaded, whatever the threshold; all
+    memory may be used."""
 
-    where: str  # "node a", "node a with b" if they have the same cores, "worker 3"
+    where: str  # "node a", "node a with b" if they have the same cores, "memory of node a", "worker 3"
     share: float
     text: str
     slots: tuple[int, ...] = ()
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
     """The CPU that the workers of all nodes which have the same cores use in a window, in MHz, and the most that they can
-    use."""
+    use; and the memory, in MB."""
 
     name: str
     nodes: tuple[str, ...]
     used: float
     capacity: float
+    memory_used: float = 0.0
+    memory: float = 0.0
 
     @property
     def share(self) -> float:
@@ -56,9 +60,13 @@ class MachineLoad:
 
 def machine_loads(sample: WindowSample, cluster: Cluster) -> list[MachineLoad]:
     """The loads of all machines. A node's own part of a machine is no limit: what one does not use, others can have."""
-    return [MachineLoad(name, tuple(node.name for node in nodes),
-                        sum(sample.nodes[node.name].cpu_mhz for node in nodes if node.name in sample.nodes),
-                        sum(node.capacity_mhz for node in nodes)) for name, nodes in _machines(cluster)]
+    loads = []
+    for name, nodes in _machines(cluster):
+        seen = [sample.nodes[node.name] for node in nodes if node.name in sample.nodes]
+        loads.append(MachineLoad(name, tuple(node.name for node in nodes),
+                                 sum(node.cpu_mhz for node in seen), sum(node.capacity_mhz for node in nodes),
+                                 sum(node.memory_used_mb for node in seen), sum(node.memory_mb for node in nodes)))
+    return loads
 
 
 def _machines(cluster: Cluster) -> list[tuple[str, list[Node]]]:
@@ -74,15 +82,23 @@ def places_of_nodes(cluster: Cluster) -> dict[str, str]:
     return {node.name: f"node {name}" for name, nodes in _machines(cluster) for node in nodes}
 
 
+def memory_of(node: str) -> str:
+    """The place that the memory of a node is, as `PlaceLoad.where` names it, given that of the node."""
+    return f"memory of {node}"
+
+
 def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
     """The loads of all nodes and workers in a window; nodes that have the same cores are one place. A worker that waits in user
     code has a busy loop without using CPU."""
     places = places_of_nodes(cluster)
     for machine in machine_loads(sample, cluster):
+        where = places[machine.nodes[0]]
+        slots = tuple(sorted(slot.number for node in machine.nodes for slot in cluster.slots_of(node)))
         if machine.capacity > 0:
-            where = places[machine.nodes[0]]
-            slots = tuple(sorted(slot.number for node in machine.nodes for slot in cluster.slots_of(node)))
             yield PlaceLoad(where, machine.share, f"{where} uses {machine.used:,.0f} of {machine.capacity:,.0f} MHz", slots)
+        if machine.memory > 0:
+            text = f"{where} uses {machine.memory_used:,.0f} of {machine.memory:,.0f} MB of memory"
+            yield PlaceLoad(memory_of(where), machine.memory_used / machine.memory, text, slots, least=1.0)
     for slot in cluster.slots:
         worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
         used, busy = (worker.cpu_mhz, worker.busy) if worker is not None else (0.0, 0.0)
@@ -94,7 +110,7 @@ def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
 
 def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[str]:
     """Descriptions of the nodes and workers with at least this load in the window."""
-    return (place.text for place in place_loads(sample, cluster) if 0 < place.share >= share)
+    return (place.text for place in place_loads(sample, cluster) if 0 < place.share >= max(share, place.least))
 
 
 @dataclass(slots=True)
@@ -117,13 +133,14 @@ class OverloadWatch:
 
     def forget(self, places: Collection[str]) -> None:
         """Forget the loads of places whose tasks have changed: they tell nothing of those to come."""
+        places = {*places, *map(memory_of, places)}
         self._shares = {where: shares for where, shares in self._shares.items() if where not in places}
         self._changes = {where: changes for where, changes in self._changes.items() if where not in places}
 
     def lasting(self, threshold: float) -> list[PlaceLoad]:
         """The places that have been overloaded for some windows, with their load in the newest."""
         return [self._newest[where] for where, shares in self._shares.items()
-                if lasts(list(shares), threshold, self._changes[where])]
+                if lasts(list(shares), max(threshold, self._newest[where].least), self._changes[where])]
 
 
 def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from millrace.config import ACKERS
 from millrace.control.events import Say
 from millrace.control.scheduling.bottlenecks import SATURATED, Bottleneck, TaskTime, around_user_code, task_time
-from millrace.control.scheduling.overload import PlaceLoad, place_loads
+from millrace.control.scheduling.overload import PlaceLoad, machine_loads, place_loads
 from millrace.errors import MillraceError
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ACKER, ComponentDef, TaskId, TopologyGraph
@@ -58,7 +58,8 @@ class Relief:
             name, task, time = heaviest
             return (f"{place.text}{here}. {task} of {name} alone needs {time.most:.0%}, so no other placement helps"
                     f"{self._more_like(self.graphs[name], task)}")
-        return f"{place.text}{here}. {self._tried()}{self._workers(0.0)}"
+        advice = self._memory() if place.where.startswith("memory") else self._workers(0.0)
+        return f"{place.text}{here}. {self._tried()}{advice}"
 
     def _tried(self) -> str:
         return f"{self.tried}. " if self.tried else "No scheduler is in use that could move tasks: `millrace scheduler set`. "
@@ -100,6 +101,14 @@ class Relief:
         if missing > 0:
             return f"Add {missing} {'worker' if missing == 1 else 'workers'} with `millrace workers add {missing}`"
         return "Other workers have room: choose another scheduler, or move tasks with `millrace move`"
+
+    def _memory(self) -> str:
+        """The nodes to add for the memory that is used, in words."""
+        machines = machine_loads(self.sample, self.cluster)
+        used, has = sum(machine.memory_used for machine in machines), sum(machine.memory for machine in machines)
+        if used > has:
+            return f"Add nodes: all together have {has:,.0f} MB, and {used:,.0f} are used"
+        return "Other nodes have room: choose another scheduler, or move tasks with `millrace move`"
 
     def _tasks_at(self, slots: Collection[int]) -> list[tuple[str, TaskId, TaskTime]]:
         """The tasks of these workers: topology, task, and its time."""

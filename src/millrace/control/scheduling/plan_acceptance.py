@@ -24,7 +24,7 @@ import numpy as np
 
 from millrace.control.moves import BY_HANDOVER
 from millrace.control.scheduling.move_costs import MoveCosts
-from millrace.control.scheduling.overload import places_of_nodes
+from millrace.control.scheduling.overload import memory_of, places_of_nodes
 from millrace.control.scheduling.plan_gains import (
     WindowLoads,
     balance_gains,
@@ -65,8 +65,8 @@ class Settled:
 
 
 class Lasting(NamedTuple):
-    """(slots + nodes) each, in the order of `Problem.excesses`: the places whose overload lasts, and those that have for some
-    windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
+    """(slots + nodes + nodes) each, in the order of `Problem.excesses`: the places whose overload lasts, and those that have
+    for some windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
 
     overloaded: Flags
     beyond: Flags
@@ -100,10 +100,11 @@ class Thresholds:
 
     def overfills(self, problem: Problem, assignment: Ints) -> bool:
         """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
-        reverted."""
+        reverted. A worker that one task fills alone is no reason to undo anything."""
         fills = min(self.fills + TOLERANCE, 1.0)
-        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NO_EXCESS
-                or rises(*(problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))))
+        before, after = ([problem.excesses(each, share, avoidable=True) for share in (fills, max(self.overload, fills))]
+                         for each in (problem.current, assignment))
+        return fallen(before[0], after[0]) < -NO_EXCESS or rises(before[1], after[1])
 
     def gains(self, before: float, after: float, least: float = 0.0) -> bool:
         return after < before and after <= before * (1 - max(self.min_gain, least))
@@ -133,7 +134,8 @@ class Evidence:
     def lasting(self, problem: Problem, cluster: Cluster) -> Lasting:
         """The places whose overload lasts. An overload of a machine is one of each of its nodes."""
         places = places_of_nodes(cluster)
-        names = [*(f"worker {number}" for number in problem.slot_numbers), *(places[name] for name in problem.node_names)]
+        nodes = [places[name] for name in problem.node_names]
+        names = [*(f"worker {number}" for number in problem.slot_numbers), *nodes, *map(memory_of, nodes)]
         return Lasting(*(np.array([which is None or name in which for name in names], dtype=bool)
                          for which in (self.overloaded, self.beyond)))
 

@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.overload import PER_MOVE, relieves, rises, threshold
+from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, WHOLE, FillLimits, needs_alone, relieves, rises
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
-    excess_of_memory,
-    excess_with_memory,
     node_room,
     task_needs,
     with_tolerance,
@@ -27,64 +25,64 @@ DIGITS = 9  # of an excess: the rest is rounding errors
 MUCH = 0.9  # a plan that leaves less than this share of the cost is worth its moves whatever it relieves
 
 
-def relieved(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
-    """The assignment after tasks have left overloaded workers and nodes, as far as others have room within `capacity`; at last
-    two tasks change places. Where more is used than there is, any room will do. Tasks that cannot be moved stay. `overload`:
-    the share from which on a place is overloaded, if it is not that for `capacity`."""
-    for share, room in ((overload or threshold(capacity), capacity), (1.0, 1.0)):
-        relief = _Relief(problem, assignment, share)
-        relief.move_all(room)
-        relief.swap_all(room)
+def relieved(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
+    """The assignment after tasks have left overloaded workers and nodes, as far as others have room; at last two tasks change
+    places. Where more is used than there is, any room will do. Tasks that cannot be moved stay."""
+    for each in (limits, WHOLE):
+        relief = _Relief(problem, assignment, each.overload)
+        relief.move_all(each.packing)
+        relief.swap_all(each.packing)
         relief.return_all(assignment)
         assignment = relief.assignment
     return assignment
 
 
-def fitted(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+def fitted(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The same as `relieved`, but where that leaves something overloaded, tasks are rearranged so that all fit if possible."""
-    share = overload or threshold(capacity)
-    found = [relieved(problem, assignment, capacity, share)]
-    for over, room in ((share, capacity), (1.0, 1.0)):
-        if _may_fit(problem, over) and not any(_fits(problem, each, over) for each in found):
-            rearrangements = (relieved(problem, slots, capacity, share)
-                              for slots in rearranged(problem, found[0], room, few_moves=True))
-            found += islice((slots for slots in rearrangements if _fits(problem, slots, over)), 1)
-    return min(found, key=lambda each: (*(burden := _burden(problem, each, share)).weighed, burden.cost))
+    found = [relieved(problem, assignment, limits)]
+    for each in (limits, WHOLE):
+        if _may_fit(problem, each.overload) and not any(_fits(problem, slots, each.overload) for slots in found):
+            rearrangements = (relieved(problem, slots, limits)
+                              for slots in rearranged(problem, found[0], each.packing, few_moves=True))
+            found += islice((slots for slots in rearrangements if _fits(problem, slots, each.overload)), 1)
+    return min(found, key=lambda slots: (*(burden := _burden(problem, slots, limits.overload)).weighed, burden.cost))
 
 
 def _may_fit(problem: Problem, share: float) -> bool:
     """True if all nodes together have what all tasks need, within this share."""
     nothing = np.full(problem.count, NOWHERE, dtype=np.int64)
     needed = problem.needs.sum(axis=1) + problem.node_used(nothing).sum(axis=1)
-    return bool((needed <= problem.node_limit.sum(axis=1) * share * ROUNDING).all())
+    memory = problem.memory.sum() + problem.node_memory_taken.sum()
+    return bool((needed <= problem.node_limit.sum(axis=1) * share * ROUNDING).all()
+                and memory <= problem.node_memory.sum() * ROUNDING)
 
 
 def _fits(problem: Problem, assignment: Ints, share: float) -> bool:
     """True if no worker or node uses more than this share, but for a task that fits nowhere, or more memory than there is."""
-    return not problem.excesses(assignment, share, avoidable=True).any() and not excess_of_memory(problem, assignment)
+    return not problem.excesses(assignment, share, avoidable=True).any()
 
 
-def without_new_overload(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+def without_new_overload(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The assignment if it uses no more than there is, or no more than the plan in force does; else `fitted`, or that plan."""
     running = bool((problem.current >= 0).all())
-    present = excess_with_memory(problem, problem.current) if running else 0.0
-    if excess_with_memory(problem, assignment) <= present:
+    present = problem.excess(problem.current) if running else 0.0
+    if problem.excess(assignment) <= present:
         return assignment
-    assignment = fitted(problem, assignment, capacity, overload)
-    return problem.current if running and excess_with_memory(problem, assignment) > present else assignment
+    assignment = fitted(problem, assignment, limits)
+    return problem.current if running and problem.excess(assignment) > present else assignment
 
 
-def relief_first(problem: Problem, assignment: Ints, capacity: float, overload: float | None = None) -> Ints:
+def relief_first(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints:
     """The plan in force with the few moves that relieve its overload. `assignment` instead if it gains much traffic anyway, or
     relieves more for its moves, or if there is nothing to relieve."""
-    current, share = problem.current, overload or threshold(capacity)
-    if (current < 0).any() or not excess_with_memory(problem, current, share):
+    current, share = problem.current, limits.overload
+    if (current < 0).any() or not problem.excesses(current, share, avoidable=True).any():
         return assignment
     now, then = _burden(problem, current, share), _burden(problem, assignment, share)
     if (then.cost < MUCH * now.cost and then.full <= now.full
-            and not rises(problem.excesses(current, share), problem.excesses(assignment, share))):
+            and not rises(*(problem.excesses(each, share, avoidable=True) for each in (current, assignment)))):
         return assignment
-    least = fitted(problem, current, capacity, share)
+    least = fitted(problem, current, limits)
     few = _burden(problem, least, share)
     helps = few.weighed < now.weighed and (*few.weighed, few.cost) <= (*then.weighed, then.cost)
     return least if helps and (least != assignment).any() else assignment
@@ -130,7 +128,7 @@ class _Burden(NamedTuple):
 
 def _burden(problem: Problem, assignment: Ints, share: float) -> _Burden:
     moved = int(((assignment != problem.current) & (problem.current >= 0)).sum())
-    full = round(excess_with_memory(problem, assignment), DIGITS)
+    full = round(problem.excess(assignment), DIGITS)
     return _Burden(full, round(problem.excess(assignment, share), DIGITS), moved, problem.cost(assignment))
 
 
@@ -139,13 +137,30 @@ class _Relief:
 
     def __init__(self, problem: Problem, assignment: Ints, share: float) -> None:
         self.problem, self.assignment = problem, assignment.copy()
-        self.needs = task_needs(problem)
-        self.node_full = self.limits_of_nodes(share)
-        self.worker_full = self.limits_of_workers(share)
+        self.share, self.needs = share, task_needs(problem)
+        self.large = (problem.needs > problem.slot_limit.max(axis=1, keepdims=True, initial=0.0) * share * ROUNDING).any(axis=0)
+        self.note_large()
         self.workers = self.used(assignment, len(problem.slot_numbers))
         self.nodes = self.used(problem.slot_node[assignment], problem.nodes)
+        # All that there is where nothing runs: a task for which there is no room beside others may have such a place to itself.
+        taken = np.stack([problem.slot_taken, problem.slot_time_taken, np.zeros_like(problem.slot_taken)])
+        self.empty_workers = np.where(taken > 0, 0.0, self.limits_of_workers(1.0))
+        taken = np.stack([np.bincount(problem.slot_node, weights=row, minlength=problem.nodes) for row in taken])
+        self.empty_nodes = np.where(taken > 0, 0.0, self.limits_of_nodes(1.0))
         # A place that others fill alone cannot be relieved by moving its tasks of no need.
         self.movable = ~problem.pinned & (self.needs > 0).any(axis=0)
+
+    def note_large(self) -> None:
+        """Finds what fills a place: the share or, where one task needs more, that task. Only what is beside it has to leave."""
+        problem, slots = self.problem, self.assignment
+        self.worker_full, self.node_full = self.limits_of_workers(self.share), self.limits_of_nodes(self.share)
+        if self.large.any():
+            alone = needs_alone(problem.needs, slots, problem.slot_limit, self.share)
+            alone -= np.stack([problem.slot_taken, problem.slot_time_taken])
+            self.worker_full[:MEMORY] = np.maximum(self.worker_full[:MEMORY], with_tolerance(alone, problem.slot_limit))
+            cpu = needs_alone(problem.needs[:1], problem.slot_node[slots], problem.node_limit[:1], self.share)[0]
+            cpu = with_tolerance(cpu - problem.node_taken, problem.node_capacity)
+            self.node_full[CPU] = np.maximum(self.node_full[CPU], cpu)
 
     def used(self, places: Ints, count: int) -> Floats:
         """(3, places): what the tasks need at each place."""
@@ -216,12 +231,12 @@ class _Relief:
         """The best slot of these nodes."""
         problem, slot = self.problem, int(self.assignment[task])
         node, need = int(problem.slot_node[slot]), self.needs[:, task, np.newaxis]
-        room: Flags = np.all(self.nodes[:, nodes] + need <= node_limit[:, nodes], axis=0)
+        room = _has_room(self.nodes[:, nodes], need, node_limit[:, nodes], self.empty_nodes[:, nodes])
         room[nodes == node] = not self.node_overloaded(node)
         nodes = nodes[room]
         places = np.concatenate([self.slots_of[at] for at in nodes]) if len(nodes) else np.zeros(0, dtype=np.int64)
-        places = places[((self.workers[:MEMORY, places] + need[:MEMORY] <= worker_limit[:MEMORY, places]).all(axis=0)
-                         & (places != slot))]
+        places = places[places != slot]
+        places = places[_has_room(self.workers[:, places], need, worker_limit[:, places], self.empty_workers[:, places])]
         if not len(places):
             return None
         use = (self.workers[:MEMORY, places] / np.maximum(self.worker_full[:MEMORY, places], 1e-9)).max(axis=0)
@@ -289,3 +304,12 @@ class _Relief:
         self.workers[:, slot] += need
         self.nodes[:, node[slot]] += need
         self.assignment[task] = slot
+        if self.large[task]:
+            self.note_large()
+
+
+def _has_room(used: Floats, need: Floats, limit: Floats, empty: Floats) -> Flags:
+    """Places that can take a task with this need: within their limit or, where nothing is used, within what is there then."""
+    most = np.where(used <= NO_EXCESS * empty, np.maximum(limit, empty), limit)
+    room: Flags = np.all(used + need <= most, axis=0)
+    return room

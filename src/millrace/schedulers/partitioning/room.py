@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from millrace.schedulers.overload import beyond
 from millrace.schedulers.problem import ROUNDING, Floats, Ints, Problem
 
 CPU, TIME, MEMORY = range(3)
@@ -40,18 +39,7 @@ def with_tolerance(room: Floats, whole: Floats) -> Floats:
     return limit
 
 
-def excess_with_memory(problem: Problem, assignment: Ints, share: float = 1.0) -> float:
-    """The excess of nodes and workers beyond this share and, with a large weight, beyond all that they have, memory included;
-    0 if the placement fits."""
-    full = problem.excess(assignment) + excess_of_memory(problem, assignment)
-    return full if share >= 1 else BEYOND_ALL * full + problem.excess(assignment, share)
-
-
-def excess_of_memory(problem: Problem, assignment: Ints) -> float:
-    """The excess of all nodes beyond their memory."""
-    placed = assignment >= 0
-    nodes = problem.slot_node[assignment[placed]]
-    memory = np.bincount(nodes, weights=problem.memory[placed], minlength=problem.nodes).astype(np.float64)
-    free = np.maximum(problem.node_memory - problem.node_memory_taken, 0.0) + problem.node_memory * (ROUNDING - 1)
-    most = np.maximum(problem.node_memory.max(initial=0.0, keepdims=True), 1e-9)
-    return float(beyond(memory[np.newaxis], free[np.newaxis], most).sum())
+def weighed_excess(problem: Problem, assignment: Ints, share: float) -> float:
+    """The excess of nodes and workers beyond this share and, with a large weight, beyond all that they have; 0 if the placement
+    fits."""
+    return BEYOND_ALL * problem.excess(assignment) + problem.excess(assignment, share)

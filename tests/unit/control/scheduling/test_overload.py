@@ -21,7 +21,7 @@ def sample(worker: float = 0.0, busy: float = 0.0, node: float = 0.0) -> WindowS
 def test_a_worker_that_waits_is_as_full_as_one_that_computes() -> None:
     for seen in (sample(worker=960.0), sample(worker=5.0, busy=0.96)):
         shares = {place.where: place.share for place in place_loads(seen, CLUSTER)}
-        assert shares == {"node n0": 0.0, "worker 0": 0.96, "worker 1": 0.0}
+        assert shares == {"node n0": 0.0, "memory of node n0": 0.0, "worker 0": 0.96, "worker 1": 0.0}
 
 
 def test_an_overload_is_described() -> None:
