@@ -33,8 +33,13 @@ def milliseconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{float(f'{value:.2g}'):.6g}"
 
 
+def named_percentiles(value: dict[str, float] | None, *names: str) -> str:
+    """Format the percentiles that are named, as 0.5/12."""
+    return UNKNOWN if value is None else "/".join(milliseconds(value[name]) for name in names)
+
+
 def p50_and_p99(value: dict[str, float] | None) -> str:
-    return UNKNOWN if value is None else f"{milliseconds(value['p50'])}/{milliseconds(value['p99'])}"
+    return named_percentiles(value, "p50", "p99")
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from millrace.cli.figures import count, megabytes, number_of, p50_and_p99, share, size
+from millrace.cli.figures import count, megabytes, named_percentiles, number_of, p50_and_p99, share, size
 from millrace.cli.listing import Column, Hanging, Listing, plain_console, ranges, task_names
 from millrace.control.migrations import COMPLETED
 from millrace.control.wording import parts_word
@@ -139,7 +139,7 @@ def print_load(answer: dict[str, Any], tasks: bool = False) -> None:
         listings += [_components_load(name, load["components"]), _components_time(load["components"])]
         listings += [_latencies(load["prediction"])] if load.get("prediction") else []
         listings += [_tasks_load(load), _pairs(load), _hops(load["hops"])] if tasks else []
-    for listing in [*listings, _workers_load(answer["workers"])]:
+    for listing in [*listings, _workers_load(answer["workers"]), *_workers_delays(answer["workers"])]:
         console.print(listing)
         console.print()
     console.print(_nodes_load(answer["nodes"]))
@@ -235,6 +235,19 @@ def _workers_load(workers: dict[str, Any]) -> Listing:
         Column("memory", [megabytes(row["memory_mb"]) for row in rows]),
         Column("queue", [count(row["queue_length"]) for row in rows]),
         Column("busy", [share(row["busy"]) for row in rows]))
+
+
+def _workers_delays(workers: dict[str, Any]) -> list[Listing]:
+    """Turns and pauses that delay all tasks of a worker. None where workers have no loop, as on the microbatch engine."""
+    rows = workers.values()
+    if not any(row["turn_ms"] or row["collections"] for row in rows):
+        return []
+    return [Listing(
+        "delays of all tasks of a worker, ms",
+        Column("worker", [str(slot) for slot in workers]),
+        Column("turn p50/p99/max", [named_percentiles(row["turn_ms"], "p50", "p99", "max") for row in rows]),
+        Column("collector p99/max", [named_percentiles(row["collector_ms"], "p99", "max") for row in rows]),
+        Column("collections", [count(row["collections"]) for row in rows]))]
 
 
 def _nodes_load(nodes: dict[str, Any]) -> Listing:

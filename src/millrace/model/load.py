@@ -64,6 +64,17 @@ class Latency:
     mean: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles and maximum of a duration within the window, in milliseconds. `p999`: one in a thousand is longer."""
+
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+
 class HeavyKey(NamedTuple):
     """A frequent key of a component's input, as text, with its key group and about how many tuples of the window had it."""
 

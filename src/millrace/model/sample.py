@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millrace.model.frozen import FrozenMap
-from millrace.model.load import Load
+from millrace.model.load import Load, Percentiles
 from millrace.model.plan import Plan
 from millrace.model.prediction import Prediction
 
@@ -15,13 +15,17 @@ from millrace.model.prediction import Prediction
 class WorkerLoad:
     """One worker: the load of its process, the queue length of its tasks at the end of the window, and the share of the window
     in which its loop was busy with user code, routing, encoding and sending: near 1 it is saturated, even if a crowded machine
-    gives it little CPU time."""
+    gives it little CPU time. Turns of its loop, and pauses for Python's garbage collector, delay all its tasks; the percentiles
+    are None if there were none, and in the history, which does not keep them."""
 
     node: str
     cpu_mhz: float = 0.0
     memory_mb: float = 0.0
     queue_length: int = 0
     busy: float = 0.0
+    turn_ms: Percentiles | None = None
+    collector_ms: Percentiles | None = None
+    collections: int = 0
 
 
 @dataclass(frozen=True, slots=True)

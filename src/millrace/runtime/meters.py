@@ -9,7 +9,14 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 from millrace.control.migrations import BUCKET_SECONDS, Bucket, Flow
+from millrace.model.load import Percentiles
 
+COUNTERS = ("emitted", "merged", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps",
+            "repeats", "errors")
+SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
+LATENCIES = ("execute_latency", "process_latency", "complete_latency")
+HOP_LATENCIES = ("wire_latency", "inbox_latency", "chunk_latency")
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9, "max": 100.0}  # by field of `Percentiles`
 RESTORED, REWOUND = -1.0, -2.0  # origins of tuples that are not known: saved with a wave; sent by an earlier incarnation
 BUCKETS_KEPT = 1200  # of sinks that cannot be reported
 LONGEST_US = 3_600_000_000  # an hour; longer latencies are recorded as an hour
@@ -54,6 +61,13 @@ class LatencyHistogram:
             return None
         return float(self._histogram.get_value_at_percentile(percentile)) / 1000
 
+    def percentiles_ms(self) -> Percentiles | None:
+        """The percentiles that users see; None while nothing has been recorded."""
+        if self._histogram is None or self._histogram.get_total_count() == 0:
+            return None
+        values = self._histogram.get_percentile_to_value_dict(list(PERCENTILES.values()))
+        return Percentiles(**{name: values[percentile] / 1000 for name, percentile in PERCENTILES.items()})
+
     def mean_ms(self) -> float | None:
         """None while nothing has been recorded."""
         if self._histogram is None or self._histogram.get_total_count() == 0:
@@ -63,15 +77,6 @@ class LatencyHistogram:
     @property
     def count(self) -> int:
         return int(self._histogram.get_total_count()) if self._histogram is not None else 0
-
-
-COUNTERS = ("emitted", "merged", "transferred", "executed", "acked", "failed", "dead_letters", "replayed", "expired", "gaps",
-            "repeats", "errors")
-SECONDS = ("cpu_seconds", "busy_seconds", "blocked_seconds")
-LATENCIES = ("execute_latency", "process_latency", "complete_latency")
-
-
-HOP_LATENCIES = ("wire_latency", "inbox_latency", "chunk_latency")
 
 
 class HopMeters:

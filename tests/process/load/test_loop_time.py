@@ -27,4 +27,5 @@ def test_the_loop_is_busy_for_longer_than_its_tasks_are_in_user_code(tmp_path: P
         tasks = cluster.master.observed[stream.name].tasks
         in_user_code = sum(task.total("busy_seconds") for task in tasks.values())
         assert meters(cluster).loop_seconds - idle.loop_seconds > in_user_code > 0
+        assert cluster.master.wait_until(lambda: meters(cluster).delays.turns.count > 0, SECONDS), "a new window may have none"
         assert_nothing_lost(stream.finish())

@@ -81,7 +81,10 @@ def load(component: str = "count", node: str = "vm", links: int = 0) -> dict[str
     task = {"executed": 123_456_789, "emitted": 20, "busy_seconds": 10.0, "blocked_seconds": 5.0, "cpu_mhz": 1234.5,
             "memory_mb": 60.9, "queue_length": 0}
     return {"window_seconds": 20.0,
-            "workers": {"0": {"node": node, "cpu_mhz": 641.2, "memory_mb": 98_000.0, "queue_length": 4, "busy": 0.04}},
+            "workers": {"0": {"node": node, "cpu_mhz": 641.2, "memory_mb": 98_000.0, "queue_length": 4, "busy": 0.04,
+                              "turn_ms": {"p50": 0.21, "p90": 0.5, "p99": 4.2, "p999": 31.0, "max": 41.6},
+                              "collector_ms": {"p50": 3.0, "p90": 8.0, "p99": 9.1, "p999": 12.4, "max": 12.4},
+                              "collections": 12}},
             "nodes": {node: {"cpu_mhz": 1284.0, "capacity_mhz": 4891.0, "memory_mb": 24_103, "memory_used_mb": 196.0,
                              "others_mhz": 512.0}},
             "links": [{"nodes": [node, f"{node}-{index}"], "cost": index + 0.5, "given": index == 0, "round_trip_ms": 0.25,
@@ -111,9 +114,23 @@ count           12 k  777   50%      25%   25%
 worker  node  CPU MHz  memory  queue  busy
      0  vm        641   98 GB      4    4%
 
+delays of all tasks of a worker, ms
+worker  turn p50/p99/max  collector p99/max  collections
+     0       0.21/4.2/42             9.1/12           12
+
 node  CPU MHz     of  others  used  memory       of
 vm      1,284  4,891     512   26%  196 MB  24.1 GB
 """
+
+
+def test_delays_that_were_not_measured(capsys: Capture) -> None:
+    answer = load()
+    idle = {"turn_ms": None, "collector_ms": None, "collections": 0}
+    answer["workers"]["1"] = {**answer["workers"]["0"], **idle}
+    print_load(answer)
+    assert "     1                 -                  -            0\n" in printed(capsys)
+    print_load({**answer, "workers": {"1": answer["workers"]["1"]}})
+    assert "delays" not in printed(capsys), "executors of the microbatch engine have no loop"
 
 
 def test_links_between_nodes(capsys: Capture) -> None:

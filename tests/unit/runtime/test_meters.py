@@ -32,6 +32,15 @@ def test_values_out_of_range_are_clamped(seconds: float, shown_ms: float) -> Non
     assert recorded(seconds).percentile_ms(100) == pytest.approx(shown_ms, rel=0.01)
 
 
+def test_the_percentiles_that_users_see() -> None:
+    histogram = LatencyHistogram()
+    assert histogram.percentiles_ms() is None
+    for seconds, count in ((0.001, 600), (0.002, 350), (0.004, 45), (0.008, 4), (0.064, 1)):
+        histogram.record(seconds, count)
+    assert msgspec.to_builtins(histogram.percentiles_ms()) == pytest.approx(
+        {"p50": 1.0, "p90": 2.0, "p99": 4.0, "p999": 8.0, "max": 64.0}, rel=0.01)
+
+
 def test_a_chunk_counts_as_often_as_it_has_tuples() -> None:
     histogram = LatencyHistogram()
     histogram.record(0.001, 99)

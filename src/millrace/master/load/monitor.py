@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from millrace.master.load.observed import TaskObserved, TopologyObserved, percentiles, summed
+from millrace.master.load.observed import DelaysObserved, TaskObserved, TopologyObserved, percentiles, summed
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ACKER, ComponentDef, TaskId
 from millrace.model.load import HeavyKey, Load, TaskLoad
@@ -23,7 +23,8 @@ COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 @dataclass(frozen=True, slots=True)
 class WorkerMeters:
     """A worker's last report: CPU and memory use of its process since it started, the time by the worker's clock, the CPU use
-    of all processes on its machine, and the time in which its loop had something to do; 0 where that is not measured."""
+    of all processes on its machine, and the time in which its loop had something to do; 0 where that is not measured.
+    `delays`: of the window that has not ended yet, by this report and those before it."""
 
     generation: int
     cpu_seconds: float
@@ -31,11 +32,15 @@ class WorkerMeters:
     at: float = 0.0
     machine_cpu_seconds: float = 0.0
     loop_seconds: float = 0.0
+    delays: DelaysObserved = field(default_factory=DelaysObserved, compare=False)
 
     @classmethod
-    def of(cls, report: Report) -> WorkerMeters:
+    def of(cls, report: Report, before: WorkerMeters | None = None) -> WorkerMeters:
+        """`before`: by the last report of the same worker."""
+        delays = before.delays if before is not None else DelaysObserved()
+        delays.merge(report)
         return cls(report.generation, report.cpu_seconds, report.memory_mb, report.at, report.machine_cpu_seconds,
-                   report.loop_seconds)
+                   report.loop_seconds, delays)
 
 
 @dataclass(slots=True)
@@ -170,8 +175,8 @@ class LoadMonitor:
         return given
 
     def _used(self, workers: Mapping[int, WorkerMeters], seconds: float) -> dict[int, WorkerMeters]:
-        """CPU seconds and loop time of each worker in the window. A process that joined in the window may be older: if it has
-        used more than the window's length, the share that falls into the window is unknown and counts as 0."""
+        """CPU seconds, loop time and delays of each worker in the window. A process that joined in the window may be older: if
+        it has used more than the window's length, the share that falls into the window is unknown and counts as 0."""
         used = {}
         for slot, meters in workers.items():
             before = self._workers.get(slot)
@@ -180,7 +185,8 @@ class LoadMonitor:
                 cpu, loop = cpu - before.cpu_seconds, loop - before.loop_seconds
             elif cpu > seconds:
                 cpu = loop = 0.0
-            used[slot] = WorkerMeters(meters.generation, max(cpu, 0.0), meters.memory_mb, loop_seconds=max(loop, 0.0))
+            used[slot] = WorkerMeters(meters.generation, max(cpu, 0.0), meters.memory_mb, loop_seconds=max(loop, 0.0),
+                                      delays=meters.delays.end_window())
         self._workers = dict(workers)
         return used
 
@@ -213,7 +219,9 @@ class LoadMonitor:
             meters, total = used.get(slot.number, WorkerMeters(0, 0.0, 0.0)), totals.get(slot.number, _WorkerTotals())
             mhz = meters.cpu_seconds / seconds * cluster.node_of(slot.number).mhz
             busy = max(meters.loop_seconds, total.busy)  # executors of the microbatch engine have no such loop
-            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, total.queue_length, busy / seconds)
+            turns, pauses = meters.delays.turns, meters.delays.pauses
+            workers[slot.number] = WorkerLoad(slot.node, mhz, meters.memory_mb, total.queue_length, busy / seconds,
+                                              turns.percentiles_ms(), pauses.percentiles_ms(), pauses.count)
             by_node[slot.node].append(workers[slot.number])
         return workers, {node.name: NodeLoad(sum(worker.cpu_mhz for worker in by_node[node.name]), node.capacity_mhz,
                                              node.memory_mb, sum(worker.memory_mb for worker in by_node[node.name]),

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+import msgspec
+
 from millrace.model.graph import TaskId, TopologyGraph
 from millrace.model.load import Latency, Load, TaskLoad
 from millrace.runtime.meters import COUNTERS, HOP_LATENCIES, LATENCIES, SECONDS, LatencyHistogram
+from millrace.runtime.wire.messages import Report
 
 TOTALS = COUNTERS + SECONDS
-ERRORS_KEPT = 50
-
-
 OUTBOX = "outbox_latency"
+ERRORS_KEPT = 50
 
 
 def _histograms(names: Iterable[str] = LATENCIES) -> dict[str, LatencyHistogram]:
@@ -37,6 +38,25 @@ class _Hops:
             received = self.received.setdefault(component, _histograms(HOP_LATENCIES))
             for name, histogram in received.items():
                 histogram.merge(latencies[name])
+
+
+class DelaysObserved:
+    """Delays of all tasks of a worker in a window: turns of its loop, and pauses for its garbage collector."""
+
+    __slots__ = ("pauses", "turns")
+
+    def __init__(self) -> None:
+        self.turns, self.pauses = LatencyHistogram(), LatencyHistogram()
+
+    def merge(self, report: Report) -> None:
+        self.turns.merge(report.turns)
+        self.pauses.merge(report.collector_pauses)
+
+    def end_window(self) -> DelaysObserved:
+        """The delays of the window that ends now."""
+        ended = DelaysObserved()
+        ended.turns, ended.pauses, self.turns, self.pauses = self.turns, self.pauses, ended.turns, ended.pauses
+        return ended
 
 
 @dataclass(slots=True)
@@ -172,8 +192,8 @@ class TopologyObserved:
         return merged
 
     def hops(self) -> list[dict[str, Any]]:
-        """The parts of the latency between each two components in the last window, or since the start if none has ended: p50
-        and p99 in milliseconds, or None for what was not measured."""
+        """The parts of the latency between each two components in the last window, or since the start if none has ended:
+        `Percentiles` as plain data, or None for what was not measured."""
         parts: dict[tuple[str, str], dict[str, LatencyHistogram]] = {}
         outboxes: dict[str, LatencyHistogram] = {}
         for task, observed in sorted(self.tasks.items()):
@@ -183,8 +203,7 @@ class TopologyObserved:
                 merged = parts.setdefault((source, task.component), _histograms(HOP_LATENCIES))
                 for name, histogram in latencies.items():
                     merged[name].add(histogram)
-        return [{"from": source, "to": target, **{f"{name}_ms": _p50_and_p99(histogram) for name, histogram in {
-                 OUTBOX: outboxes.get(source, LatencyHistogram()), **latencies}.items()}}
+        return [{"from": source, "to": target, **_figures({OUTBOX: outboxes.get(source, LatencyHistogram()), **latencies})}
                 for (source, target), latencies in parts.items()]
 
     def load(self, now: float) -> Load:
@@ -228,9 +247,8 @@ def percentiles(histogram: LatencyHistogram) -> Latency | None:
     return Latency(p50, p99, histogram.mean_ms()) if p50 is not None and p99 is not None else None
 
 
-def _p50_and_p99(histogram: LatencyHistogram) -> dict[str, float] | None:
-    measured = percentiles(histogram)
-    return {"p50": measured.p50, "p99": measured.p99} if measured else None
+def _figures(histograms: Mapping[str, LatencyHistogram]) -> dict[str, Any]:
+    return {f"{name}_ms": msgspec.to_builtins(histogram.percentiles_ms()) for name, histogram in histograms.items()}
 
 
 def rate_between(before: dict[TaskId, tuple[float, float]], after: dict[TaskId, tuple[float, float]]) -> float:

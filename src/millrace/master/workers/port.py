@@ -47,7 +47,7 @@ class Connection:
         self.counters: Counter[str] = Counter()
 
     def take(self, report: wire.Report) -> None:
-        self.counters, self.meters = Counter(report.counters), WorkerMeters.of(report)
+        self.counters, self.meters = Counter(report.counters), WorkerMeters.of(report, self.meters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ class Combiner(Protocol):
 
 
 class Combined(Route):
-    """Another route, for what is left when the tuples of each key in a chunk are combined. While that saves few tuples, because
-    most keys of a chunk differ, only some chunks are: the others are sent as they are."""
+    """Combines the tuples of each key in a chunk, and another route sends what is left. If that saves too few tuples, because
+    most keys of a chunk differ, it sends chunks as they are for a while, and then tries again."""
 
     def __init__(self, route: Route, combiner: Combiner, count_saved: Callable[[int], None]) -> None:
         """`count_saved` is told the number of tuples that were saved."""

@@ -204,7 +204,8 @@ class SpoutTask(Task):
         self.tracking.leave()
 
     def emitted_for_good(self) -> int:
-        """A restart begins with the oldest tuple in flight, and repeats those behind it that are finished, too."""
+        """Tuples emitted before the oldest one in flight. A restart begins with that one, and so repeats all that were emitted
+        after it, even those that are finished."""
         oldest = next(iter(self.tracking.flight.roots.values()), None)
         return super().emitted_for_good() if oldest is None else oldest.before
 

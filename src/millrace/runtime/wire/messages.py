@@ -247,6 +247,8 @@ class Report(msgspec.Struct, array_like=True, tag=17, tag_field="type"):
     ackers: list[dict[str, Any]] = []  # as `tasks`; waves do not pass them
     machine_cpu_seconds: float = 0.0  # of all processes that share its cores
     loop_seconds: float = 0.0  # in which the worker's loop was not waiting for anything to do
+    turns: str = ""  # durations of the turns of the loop since the last report: a `LatencyHistogram`, encoded
+    collector_pauses: str = ""  # pauses for the garbage collector, likewise
 
     def executed(self) -> tuple[tuple[int, int, int, bool], ...]:
         """Topology, task, tuples processed, and whether the current wave has passed the task, of every task."""

@@ -28,17 +28,22 @@ class LoopWait:
             self.poller.register(self._timer, zmq.POLLIN)
 
     def wait(self, seconds: float) -> dict[Any, int]:
-        """Everything that is ready, at the latest after so many seconds."""
+        """Everything that is ready, at the latest after so many seconds; nothing if only the time has come."""
+        ready = dict(self._poll(seconds))
+        ready.pop(self._timer, None)
+        return ready
+
+    def _poll(self, seconds: float) -> list[tuple[Any, int]]:
         poll = self.poller.poll
         if seconds <= 0.0:
-            return dict(poll(0))
+            return poll(0)
         milliseconds = self._set_timer(seconds)
         if self._spin:
             until = time.monotonic() + min(self._spin, seconds)
             while time.monotonic() < until:
                 if ready := poll(0):
-                    return dict(ready)
-        return dict(poll(milliseconds))
+                    return ready
+        return poll(milliseconds)
 
     def _set_timer(self, seconds: float) -> int | None:
         """Set the timer, which also forgets that an earlier time has come. Returns the limit of the poll in milliseconds, which

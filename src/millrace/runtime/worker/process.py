@@ -47,6 +47,7 @@ from millrace.runtime.taps.port import TapPort, open_here
 from millrace.runtime.tasks.user_errors import describe
 from millrace.runtime.wire import messages as wire
 from millrace.runtime.wire.transport import DataPort, Gate, Keys, SocketPeers, boot_id, visit
+from millrace.runtime.worker.delays import CollectorPauses, LoopTurns
 from millrace.runtime.worker.long_calls import LongCalls
 from millrace.runtime.worker.loop_wait import LoopWait
 from millrace.runtime.worker.threads import TaskThreads
@@ -165,7 +166,7 @@ class WorkerProcess:
         self.threads = TaskThreads()
         self._process = psutil.Process()
         self._deducts = OTHER_PROCESSES.of(setup.settings) == "deduct"
-        self._loop_seconds = 0.0  # of all generations
+        self._turns, self._pauses = LoopTurns(time.monotonic()), CollectorPauses()  # of all generations
         self._former = 0  # the generation under which this process was fenced
         bind = address_facing(setup.master) if setup.bind == "auto" else setup.bind
         self._bind = bind
@@ -183,11 +184,13 @@ class WorkerProcess:
 
     def run(self) -> str:
         """Run until stopped; return how it ended."""
+        self._pauses.open()
         try:
             while self._run_generation() == "fenced":
                 log.warning("worker %d was fenced by the master: restarting as a new generation", self.slot)
             return "stopped"
         finally:
+            self._pauses.close()
             open_here(None)
             self._taps.close()
             self._exchange.close()
@@ -270,13 +273,14 @@ class WorkerProcess:
         for source in [control, plans.news, *port.sockets, self.threads.wake_fd]:
             waiter.poller.register(source, zmq.POLLIN)
         self._taps.listen_with(waiter.poller)
-        next_report, looked, began = 0.0, -math.inf, time.monotonic()
+        next_report, looked, turns = 0.0, -math.inf, self._turns
         reported = worker.stamp
+        turns.restart(time.monotonic())
         while True:
             wait = min(REPORT_SECONDS, agent.worker_poll, worker.wait_seconds())
             ready = waiter.wait(wait)
             now = calls.turned = time.monotonic()
-            began = began if wait == 0 else now  # it did not sleep: the time between two turns is work, too
+            turns.begin(now, slept=wait > 0)
             if plans.news in ready or now >= looked + agent.worker_poll:
                 looked = now
                 plan = plans.newer()
@@ -293,18 +297,21 @@ class WorkerProcess:
             if self.threads.wake_fd in ready:
                 self.threads.finish()
             self._taps.answer(ready)
-            worker.step()
+            worked = worker.step() or bool(ready)
             now = time.monotonic()
-            self._loop_seconds, began = self._loop_seconds + now - began, now
+            turns.end(now, worked)
             if now >= next_report or worker.stamp != reported:  # the master waits for workers to carry out a plan
                 next_report, reported = now + REPORT_SECONDS, worker.stamp
                 worker.counters["refused_connections"] = port.count_refusals()
                 worker.counters["agent_errors"] = agent.errors + plans.errors
                 self._report(worker.report(), worker, control)
+                turns.begin(now, slept=False)  # tasks wait for a report as they do for a turn
+                turns.end(time.monotonic(), worked=True)
 
     def _report(self, report: wire.Report, worker: Worker, control: zmq.Socket[Any]) -> None:
         report.cpu_seconds, report.memory_mb = time.process_time(), self._process.memory_info().rss / 2**20
-        report.loop_seconds = self._loop_seconds
+        report.loop_seconds, report.turns = self._turns.busy_seconds, self._turns.durations.take()
+        report.collector_pauses = self._pauses.take()
         report.machine_cpu_seconds = machine_cpu_seconds() if self._deducts else 0.0
         try:
             control.send(wire.encode(report))

@@ -339,18 +339,20 @@ class Worker:
             task.queued = True
             self._ready.append(task)
 
-    def step(self) -> None:
+    def step(self) -> bool:
         """One turn: every task that is ready, or gets ready by another's output, does one chunk's worth; then acks and credits
-        leave together. No task does more, so what arrives meanwhile does not wait for long."""
+        leave together. No task does more, so what arrives meanwhile does not wait for long. False if no task was ready."""
         self.timers.fire()
         self._turn = turn = self._turn + 1
         ready, now = self._ready, self.clock.now
+        worked = bool(ready)
         while ready and ready[0].turn != turn:
             task = ready.popleft()
             task.queued, task.turn = False, turn
             self.turn_began = began = now()
             task.step(began)
         self.flush()
+        return worked
 
     def flush(self) -> None:
         for run in self.topologies.values():

@@ -70,6 +70,7 @@ def test_user_code_is_measured_as_a_whole_chunk(monkeypatch: pytest.MonkeyPatch)
     observed, _ = run_to_the_end(monkeypatch, workers=1)
     hop = hop_to(observed, "slow")
     assert hop["from"] == "numbers"
+    assert set(hop["chunk_latency_ms"]) == {"p50", "p90", "p99", "p999", "max"}
     assert hop["chunk_latency_ms"]["p50"] == pytest.approx(CALL_SECONDS * 1000, rel=0.02)
     assert hop_to(observed, "last")["chunk_latency_ms"]["p99"] < STEP_MS
 

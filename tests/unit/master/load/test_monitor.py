@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ACKER, ComponentDef, Input, TaskId, TopologyGraph
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
-from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, Meters
+from millrace.runtime.meters import COUNTERS, LATENCIES, SECONDS, LatencyHistogram, Meters
+from millrace.runtime.wire.messages import Report
 
 MHZ = 2000.0
 CLUSTER = Cluster((Node("n0", 2, MHZ, 4096), Node("n1", 2, MHZ, 8192)),
@@ -397,6 +399,35 @@ def test_a_worker_is_busy_with_routing_and_encoding_too(watched: Watched) -> Non
     watched.used(1, 50.1, loop=40.5, generation=7)
     second = watched.end_window()
     assert [worker.busy for worker in second.workers.values()] == [0.25, 0.5, 0.0]
+
+
+def reported(turns: Sequence[float] = (), pauses: Sequence[float] = ()) -> Report:
+    """A worker's report with turns of its loop and pauses for its collector, in seconds."""
+    histograms = LatencyHistogram(), LatencyHistogram()
+    for histogram, durations in zip(histograms, (turns, pauses), strict=True):
+        for seconds in durations:
+            histogram.record(seconds)
+    return Report(0, 1, 1, 0.5, [], [], [], [], [], {}, turns=histograms[0].take(), collector_pauses=histograms[1].take())
+
+
+def test_a_window_has_the_delays_of_all_its_reports(watched: Watched) -> None:
+    first = WorkerMeters.of(reported([0.001, 0.001]))
+    watched.workers[0] = WorkerMeters.of(reported([0.001, 0.008], [0.064]), first)
+    window = watched.end_window().workers
+    assert window[0].turn_ms is not None and window[0].collector_ms is not None
+    assert (window[0].turn_ms.p50, window[0].turn_ms.max) == (pytest.approx(1, rel=0.01), pytest.approx(8, rel=0.01))
+    assert (window[0].collector_ms.p99, window[0].collections) == (pytest.approx(64, rel=0.01), 1)
+    assert (window[1].turn_ms, window[1].collector_ms, window[1].collections) == (None, None, 0)
+
+
+def test_the_next_window_has_only_the_delays_in_it(watched: Watched) -> None:
+    watched.workers[0] = WorkerMeters.of(reported([0.008], [0.064]))
+    watched.end_window()
+    assert watched.end_window().workers[0].turn_ms is None, "there was no report"
+    watched.workers[0] = WorkerMeters.of(reported([0.002]), watched.workers[0])
+    worker = watched.end_window().workers[0]
+    assert worker.turn_ms is not None and worker.turn_ms.max == pytest.approx(2, rel=0.01)
+    assert (worker.collector_ms, worker.collections) == (None, 0)
 
 
 @pytest.mark.parametrize(("blocking", "routing"), [(False, (0.1, 0.3)), (True, (0.4, 0.0))])

@@ -20,7 +20,8 @@ from millrace.master.load.observed import TaskObserved, TopologyObserved
 from millrace.master.requests.status import load_of, topology_status, warnings_of, without_workers
 from millrace.model.cluster import Node
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
-from millrace.model.load import Load, TaskLoad
+from millrace.model.load import Load, Percentiles, TaskLoad
+from millrace.model.sample import WindowSample, WorkerLoad
 
 GRAPH = TopologyGraph("t", (ComponentDef("lines", "spout", "m:C", 1, {}, (), (), False, "next_tuple"),
                             ComponentDef("out", "bolt", "m:C", 1, {}, (), (), False, "process")), {})
@@ -37,6 +38,18 @@ def test_the_time_of_tasks_is_shared_into_busy_blocked_and_idle() -> None:
         "offered_rate": 7.0, "lag": 20, "busy": 0.3, "blocked": 0.6, "idle": pytest.approx(0.1)}
     assert {key: shown["out"][key] for key in ("offered_rate", "lag", "busy", "blocked", "idle")} == {
         "offered_rate": None, "lag": None, "busy": 1.2, "blocked": 0.0, "idle": 0.0}
+
+
+def test_the_delays_of_a_worker_are_plain_data() -> None:
+    turns, pauses = Percentiles(0.2, 0.5, 4.0, 9.0, 12.0), Percentiles(3.0, 3.0, 3.0, 3.0, 3.0)
+    sample = WindowSample(0.0, 10.0, workers={0: WorkerLoad("host", turn_ms=turns, collector_ms=pauses, collections=1),
+                                              1: WorkerLoad("host")})
+    state: Any = SimpleNamespace(topologies={})
+    scheduling: Any = SimpleNamespace(sample=sample, window_seconds=10.0, links=ClusterLinks({}))
+    shown = load_of(state, scheduling, None)["workers"]
+    assert shown[0]["turn_ms"] == {"p50": 0.2, "p90": 0.5, "p99": 4.0, "p999": 9.0, "max": 12.0}
+    assert (set(shown[0]["collector_ms"].values()), shown[0]["collections"]) == ({3.0}, 1)
+    assert (shown[1]["turn_ms"], shown[1]["collector_ms"], shown[1]["collections"]) == (None, None, 0)
 
 
 def test_addresses_are_not_shown_as_metrics() -> None:
