@@ -64,8 +64,7 @@ class TStorm(Objective):
         if problem.count and not problem.nodes:
             return problem.no_slots()
         known = _with_load(problem, load)
-        new = [graph for graph, has_load in zip(graphs, known) if not has_load]
-        assignment = _evenly(problem, new, cluster, load, plan) if new else problem.current
+        assignment = _first_assignment(problem, ~known, cluster, load, plan)
         measured = known[problem.topology] if problem.count else np.zeros(0, dtype=bool)
         assignment, reason = choose_slots(problem, measured & ~problem.pinned, assignment, self)
         if self.cores:
@@ -83,9 +82,7 @@ class TStorm(Objective):
         problem = self.problem(graphs, cluster, load, plan)
         if problem.count and not problem.nodes:
             return problem.no_slots()
-        known = _with_load(problem, load)
-        new = [graph for graph, has_load in zip(graphs, known) if not has_load]
-        assignment = _evenly(problem, new, cluster, load, plan) if new else problem.current
+        assignment = _first_assignment(problem, ~_with_load(problem, load), cluster, load, plan)
         assignment = np.where(problem.current >= 0, problem.current, assignment)
         homeless = assignment < 0
         assignment, _ = choose_slots(problem, homeless, assignment, self)
@@ -112,17 +109,17 @@ def _with_load(problem: Problem, load: Mapping[str, Load]) -> Flags:
     return seen & (np.bincount(problem.topology, weights=active, minlength=len(problem.graphs)) > 0)
 
 
-def _evenly(problem: Problem, graphs: Sequence[TopologyGraph], cluster: Cluster, load: Mapping[str, Load],
-            plan: Mapping[str, Plan]) -> Ints:
-    """The first assignment of these topologies: at most one worker on a node, and at most `topology.workers` of them. Tasks of
-    other topologies stay where they are."""
-    result = Even(one_worker_per_node=True, spread_back=False).schedule(graphs, cluster, load, plan)
-    if not isinstance(result, NewPlan):
-        return problem.current
+def _first_assignment(problem: Problem, new: Flags, cluster: Cluster, load: Mapping[str, Load],
+                      plan: Mapping[str, Plan]) -> Ints:
+    """T-Storm's first assignment for the `new` topologies: at most one worker on a node, and at most `topology.workers` of
+    them. Tasks of other topologies stay where they are."""
+    graphs = [graph for graph, is_new in zip(problem.graphs, new) if is_new]
     assignment = problem.current.copy()
-    for number, (name, task) in enumerate(problem.tasks):
-        if name in result.plans:
-            assignment[number] = np.searchsorted(problem.slot_numbers, result.plans[name].placement[task])
+    result = Even(one_worker_per_node=True, spread_back=False).schedule(graphs, cluster, load, plan) if graphs else None
+    if isinstance(result, NewPlan):
+        for number, (name, task) in enumerate(problem.tasks):
+            if name in result.plans:
+                assignment[number] = np.searchsorted(problem.slot_numbers, result.plans[name].placement[task])
     return assignment
 
 

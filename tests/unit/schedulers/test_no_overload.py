@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from millrace.cli.comparing import PLACE_NOTHING, VARIANTS, made
+from millrace.model.situation import Situation
 from millrace.schedulers.instances import random_situation
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.rearranging import rearranged, with_less_overload
@@ -28,6 +31,22 @@ def test_neither_the_plan_that_it_wants_nor_that_in_force_overloads_anything(tex
         overloaded += result.before.largest_load > 1
         assert result.error is None and not result.overloaded and not result.enacted_overloaded, number
     assert overloaded or cores > 1
+
+
+@pytest.mark.parametrize("text", [*BY_LOAD, *(text for text in VARIANTS if text != SWARM_ALONE)])
+def test_nor_does_it_where_memory_is_short_too(text: str) -> None:
+    for seed in range(20, 26):
+        case = with_little_memory(random_situation(np.random.default_rng(seed), cores=2, slack=(1.3, 2.0)))
+        result = outcome(made(text), case, lambda: 0.0)
+        assert result.error is None and not result.overloaded and not result.enacted_overloaded, seed
+
+
+def with_little_memory(case: Situation) -> Situation:
+    """The situation with nodes that have 1.4 times the memory that the tasks need, in proportion to their CPU."""
+    needed = sum(task.memory_mb for load in case.load.values() for task in load.tasks.values())
+    each = 1.4 * needed / sum(node.capacity_mhz for node in case.cluster.nodes)
+    nodes = tuple(replace(node, memory_mb=int(each * node.capacity_mhz)) for node in case.cluster.nodes)
+    return replace(case, cluster=replace(case.cluster, nodes=nodes))
 
 
 @pytest.mark.parametrize("few_moves", [False, True])

@@ -144,10 +144,12 @@ class OverloadWatch:
 
 
 def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()) -> bool:
-    """True if the mean of the newest windows, three or more, is above the threshold by more than their noise. The differences
-    of successive windows tell the noise: a load that has changed once, however much, changes only one of them. `changes`: of
-    more windows than these; a few differences may be small by chance, so the noise may be more than they show. A full place has
-    no room for noise above the threshold: there it is enough that the load is as good as full in half of all windows kept."""
+    """True if the mean of the newest windows, three or more, is above the threshold by more than noise would explain.
+
+    The noise is estimated by how much the load changes from one window to the next: a load that has risen once, however much,
+    makes one change large and leaves the others as they were. `changes`: those of more windows than `shares` has. Few changes
+    may be small by chance, so more noise is assumed where there are few. A place that is full has no room for noise above the
+    threshold: it is enough there that at least half of all windows kept show it as good as full."""
     if len(shares) < LASTING or max(shares) < threshold - ROUNDING:
         return False
     changes = changes or [abs(new - old) for old, new in pairwise(shares)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, WHOLE, FillLimits, needs_alone, relieves, rises
+from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, WHOLE, FillLimits, fallen, needs_alone, relieves, rises
 from millrace.schedulers.partitioning.room import (
     CPU,
     MEMORY,
@@ -89,14 +89,16 @@ def relief_first(problem: Problem, assignment: Ints, limits: FillLimits) -> Ints
 
 
 def relieves_overload(problem: Problem, old: Ints, new: Ints, overload: float) -> bool:
-    """True if what is used beyond what there is falls or, if that changes nothing, the excess beyond the share `overload` falls
-    by enough for the moves from the plan in force."""
-    before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
-    if relieves(before, after, moves=0):
-        return True
+    """True if what is used beyond what there is falls or, if that changes nothing, the excess beyond the share `overload`: by
+    enough for the moves from the plan in force, or the plan would be refused."""
     moves = int(((new != problem.current) & (problem.current >= 0)).sum())
+    before, after = (problem.excesses(assignment, 1.0, avoidable=True) for assignment in (old, new))
     over, left = (problem.excesses(assignment, overload, avoidable=True) for assignment in (old, new))
-    return not rises(before, after) and relieves(over, left, moves)
+    if rises(before, after):
+        return False
+    if fallen(before, after) > NO_EXCESS:
+        return max(fallen(before, after), fallen(over, left)) >= PER_MOVE * moves
+    return relieves(over, left, moves)
 
 
 def relief_in_words(problem: Problem, assignment: Ints) -> str:
