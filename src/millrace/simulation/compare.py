@@ -143,6 +143,10 @@ class _SchedulerTrial:
                               weights=self.weights(assignment))
         if self.generator.decide(self.situation, answer, ASKED, 0.0).outcome != ENACTED:
             return False
+        if self.generator.accepted is not answer and self.generator.accepted is not None:  # a part of it
+            plans = {**self.situation.plan, **self.generator.accepted.plans}
+            assignment = assignment_of(self.situation, plans)
+            figures, over = self.problem.figures(assignment), self.problem.excess(assignment) > 0
         self.result = replace(self.result, enacted=figures, enacted_overloaded=over)
         self.situation, self.assignment = replace(self.situation, plan=plans), assignment
         return True

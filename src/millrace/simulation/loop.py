@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from millrace.control.scheduling.bottlenecks import Bottlenecks
+from millrace.control.scheduling.bottlenecks import Bottlenecks, changed_topologies
 from millrace.control.scheduling.load_smoothing import EstimatorParameters, make_estimator
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Policy, ScheduleGenerator
 from millrace.errors import SchedulerFailed
@@ -16,7 +16,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import NewPlan, Scheduler
+from millrace.schedulers.base import Scheduler
 from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
 from millrace.schedulers.registry import traits
 from millrace.schedulers.rules import check_result
@@ -188,11 +188,12 @@ class _Loop:
             self.run.error = self.run.error or f"{type(error).__name__}: {error}"
             return
         decision = self.generator.decide(situation, result, trigger, self.now)
-        if decision.outcome == ENACTED and isinstance(result, NewPlan):
+        accepted = self.generator.accepted
+        if decision.outcome == ENACTED and accepted is not None:
             self.generator.enacted(decision, self.now)
             self.run.plans += 1
-            self._take(result.plans)
-            for name in result.plans:
+            self._take(accepted.plans)
+            for name in changed_topologies(situation.plan, accepted.plans):
                 self.bottlenecks.forget(name)
 
     def _pressed(self, sample: WindowSample, measured: Measured) -> bool:
@@ -203,7 +204,7 @@ class _Loop:
                 for number, graph in enumerate(self.world.graphs) if number not in waiting}
         seen = replace(sample, loads={**sample.loads, **calm})
         self.bottlenecks.add({graph.name: graph for graph in self.world.graphs}, seen, self.cluster)
-        return bool(self.bottlenecks.lasting())
+        return self.bottlenecks.pressed()
 
 
 def first_plans(placement: PlacementRule, situation: Situation) -> dict[str, Plan]:

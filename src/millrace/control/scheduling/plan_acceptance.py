@@ -4,6 +4,7 @@ A plan is worth it if it
 
 - gives a slot to tasks that have none, or
 - relieves an overload that lasts, by enough for its moves, or
+- frees memory of a node that has less than its tasks need, or
 - lowers the traffic, or evens out key groups, by the minimum gain, by more than the noise of the last windows, and by more than
   its moves cost within the time in which it must pay; for the traffic the gain must be higher if tasks have moved shortly
   before and the load is the same, or
@@ -18,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,87 +34,16 @@ from millrace.control.scheduling.plan_gains import (
     traffic_gains,
     with_recent_loads,
 )
+from millrace.control.scheduling.relief_moves import relieving_part
+from millrace.control.scheduling.thresholds import NOTHING_RELIEVED, Lasting, Thresholds
 from millrace.model.cluster import Cluster
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, fallen, relieves, rises
-from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.base import NewPlan
+from millrace.schedulers.problem import Figures, Problem
 
-PAYBACK_SECONDS = 300.0
-TOLERANCE = 0.02  # by which loads over several windows may exceed the estimate that a plan was made for
-DAMPING = 0.3  # share of the cost that a plan must save if all tasks have moved shortly before
-OTHER_LOAD = 0.2  # share by which the cost may differ from the one promised if the load is the same
 NEWEST = 3  # windows over which an overload is averaged: few, since it may have come suddenly
-
-
-@dataclass(frozen=True)
-class Settled:
-    """The plans shortly before: the share of all tasks that they moved, and the cost of traffic that the last one promised;
-    None if there was none."""
-
-    moved: float = 0.0
-    promised: float | None = None
-
-    def least_gain(self, cost: float, moves: int) -> float:
-        """The share of the cost that a plan with so many moves must save. Noise shows a scheduler new plans all the time, and
-        each may be a little better. So, while the cost is as promised, more is asked the more tasks have moved. A single move
-        is exempt: it is how some schedulers work."""
-        if self.promised is None or moves <= 1 or abs(cost - self.promised) > OTHER_LOAD * self.promised:
-            return 0.0
-        return DAMPING * min(self.moved, 1.0)
-
-
-class Lasting(NamedTuple):
-    """(slots + nodes) each, in the order of `Problem.excesses`: the places whose overload lasts, and those that have for some
-    windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
-
-    overloaded: Flags
-    beyond: Flags
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Limits that a plan is held against. `overload`: share of the CPU of a node or worker, or of a worker's time, that counts
-    as overload; `fills`: the share up to which a plan may fill them. `payback`: seconds within which a plan must save more than
-    its moves cost. `settled`: what plans shortly before ask of this one."""
-
-    min_gain: float = 0.0
-    overload: float = 0.95
-    fills: float = 0.9
-    payback: float = PAYBACK_SECONDS
-    settled: Settled = field(default_factory=lambda: Settled())
-
-    def relieves(self, problem: Problem, assignment: Ints, lasting: Lasting) -> bool:
-        """True if the plan relieves some of the `lasting` overloads by enough for its moves, and neither makes nor worsens
-        another one. Where more is used than there is, places may be filled to the last; else no further than a scheduler fills
-        them."""
-        moves = int((assignment != problem.current).sum())
-        before, after = _excesses(problem, assignment, self.overload, lasting.overloaded)
-        full, left = _excesses(problem, assignment, 1.0, lasting.beyond)
-        lower = problem.place_loads(assignment) <= problem.place_loads(problem.current) * (1 - self.min_gain)
-        if rises(full, left) or not lower[(before > after) | (full > left)].any():
-            return False
-        if fallen(full, left) > NO_EXCESS:
-            return max(fallen(full, left), fallen(before, after)) >= PER_MOVE * moves
-        return relieves(before, after, moves) and not self.overfills(problem, assignment)
-
-    def overfills(self, problem: Problem, assignment: Ints) -> bool:
-        """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
-        reverted."""
-        fills = min(self.fills + TOLERANCE, 1.0)
-        return (problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NO_EXCESS
-                or rises(*(problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))))
-
-    def gains(self, before: float, after: float, least: float = 0.0) -> bool:
-        return after < before and after <= before * (1 - max(self.min_gain, least))
-
-
-def _excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) -> tuple[Floats, Floats]:
-    """The excess of every place before and after. That of places whose overload does not last may be noise: it counts only if
-    it rises."""
-    before, after = (problem.excesses(each, share, avoidable=True) for each in (problem.current, assignment))
-    return before, np.where(lasting, after, np.maximum(before, after))
 
 
 @dataclass(frozen=True)
@@ -154,9 +84,13 @@ class Review:
 
 @dataclass(frozen=True)
 class _Gain:
-    """One way in which a plan may be better. `enough`: by the share `least`, as the load is estimated. `rate`: tuples per
-    second that it saves by that estimate; `rates`: in each of the last windows."""
+    """One way in which a plan may be better. `what`: the figure that it lowers, `before` and `after`, and `least` the share by
+    which it must, as the load is estimated; `enough`: it does. `rate`: tuples per second that it saves by that estimate;
+    `rates`: in each of the last windows."""
 
+    what: str
+    before: float
+    after: float
     enough: bool
     least: float
     rate: float
@@ -164,10 +98,12 @@ class _Gain:
 
     def shortfall(self, thresholds: Thresholds, cost: float) -> str:
         """The reason why this does not justify the plan; empty if it does. `cost` of the moves, in tuples."""
+        if self.after >= self.before:
+            return f"it does not lower {self.what}"
         if not self.enough:
-            return f"below the minimum gain, {self.least:.0%}"
+            return f"it lowers {self.what} by {1 - self.after / self.before:.1%}, less than the minimum gain, {self.least:.1%}"
         if not exceeds_noise(self.rates):
-            return f"not more than noise in the last {len(self.rates)} windows"
+            return f"it lowers {self.what} by not more than noise in the last {len(self.rates)} windows"
         saved = (fmean(self.rates) if self.rates else self.rate) * thresholds.payback
         if thresholds.payback and saved <= cost:
             return f"it saves {saved:,.0f} tuples in {thresholds.payback:g} s, and its moves cost as much as {cost:,.0f}"
@@ -190,25 +126,56 @@ def review(situation: Situation, plans: Mapping[str, Plan], thresholds: Threshol
     if (problem.current < 0).any():
         return Review(moved, expected)
     newest, recent = (with_recent_loads(problem, windows) for windows in (evidence.windows[-NEWEST:], evidence.windows))
-    if thresholds.relieves(newest, assignment, evidence.lasting(problem, situation.cluster)):
+    relief = thresholds.relief_shortfall(newest, assignment, evidence.lasting(problem, situation.cluster))
+    memory = thresholds.memory_shortfall(recent, assignment)
+    if not relief or not memory:
         return Review(moved, expected)
     loads = recent.figures(problem.current), recent.figures(assignment)
     figures = (f"{problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node {loads[0].largest_load:.0%} -> "
                f"{loads[1].largest_load:.0%}, of a worker {_worker_load(loads[0]):.0%} -> {_worker_load(loads[1]):.0%}")
-    if thresholds.overfills(recent, assignment):
-        return Review(moved, expected, f"{figures}: overload")
+    if overfilled := thresholds.overfilled(recent, assignment):
+        return Review(moved, expected, f"{figures}: {_all_of(relief, memory, overfilled)}")
     if after.nodes_used < before.nodes_used and after.cost <= before.cost:
         return Review(moved, expected)
-    weight = _weight_of_tuple(problem)
-    least = thresholds.settled.least_gain(before.cost, after.moved)
-    traffic = _Gain(thresholds.gains(before.cost, after.cost, least), max(least, thresholds.min_gain),
-                    (before.cost - after.cost) / weight,
-                    [gain / weight for gain in traffic_gains(situation, plans, evidence.windows, objective)])
-    balance = _Gain(thresholds.gains(*skews), thresholds.min_gain, sum(balance_gains(situation, plans, [situation.load])),
+    traffic = _traffic_gain(situation, plans, thresholds, evidence, problem, objective)
+    balance = _Gain("the load of the fullest task", skews[0], skews[1], thresholds.gains(*skews), thresholds.min_gain,
+                    sum(balance_gains(situation, plans, [situation.load])),
                     balance_gains(situation, plans, evidence.group_windows))
     if not all(shortfalls := [gain.shortfall(thresholds, cost) for gain in (traffic, balance)]):
         return Review(moved, expected)
-    return Review(moved, expected, f"{figures}: {shortfalls[balance.enough and not traffic.enough]}")
+    return Review(moved, expected, f"{figures}: {_all_of(relief, memory, shortfalls[balance.enough and not traffic.enough])}")
+
+
+def _traffic_gain(situation: Situation, plans: Mapping[str, Plan], thresholds: Thresholds, evidence: Evidence, problem: Problem,
+                  objective: Mapping[str, Any]) -> _Gain:
+    assignment, weight = planned_slots(problem, plans), _weight_of_tuple(problem)
+    before, after = problem.cost(problem.current), problem.cost(assignment)
+    moves = int(((assignment != problem.current) & (problem.current >= 0)).sum())
+    least = thresholds.settled.least_gain(before, moves)
+    return _Gain("the traffic", before, after, thresholds.gains(before, after, least), max(least, thresholds.min_gain),
+                 (before - after) / weight,
+                 [gain / weight for gain in traffic_gains(situation, plans, evidence.windows, objective)])
+
+
+def relieving_plans(situation: Situation, answer: NewPlan, thresholds: Thresholds, evidence: Evidence) -> NewPlan | None:
+    """The plans with only those moves that relieve overloads which last; None if that is all of them, or none."""
+    problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
+    wanted = planned_slots(problem, answer.plans)
+    if (problem.current < 0).any() or (wanted < 0).any():
+        return None
+    newest = with_recent_loads(problem, evidence.windows[-NEWEST:])
+    part = relieving_part(newest, wanted, evidence.lasting(problem, situation.cluster), thresholds)
+    moves = int((part != problem.current).sum())
+    if not moves or (part == wanted).all():
+        return None
+    result = problem.answer(part, f"{answer.reason}; only the {'move' if moves == 1 else f'{moves} moves'} of these that "
+                                  "relieve an overload which lasts")
+    return result if isinstance(result, NewPlan) else None
+
+
+def _all_of(*reasons: str) -> str:
+    """The reasons against a plan, without saying that there is no overload to relieve."""
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason != NOTHING_RELIEVED))
 
 
 def _worker_load(figures: Figures) -> float:

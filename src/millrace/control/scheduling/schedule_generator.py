@@ -14,9 +14,10 @@ from typing import Any
 
 from millrace.control.scheduling.move_costs import MoveCosts
 from millrace.control.scheduling.overload import OverloadWatch, PlaceLoad, places_of_nodes
-from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Settled, Thresholds, review
+from millrace.control.scheduling.plan_acceptance import Evidence, Review, relieving_plans, review
 from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
 from millrace.control.scheduling.relief_pauses import ReliefPauses
+from millrace.control.scheduling.thresholds import PAYBACK_SECONDS, Settled, Thresholds
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId
@@ -148,6 +149,7 @@ class ScheduleGenerator:
         self._number = 0
         self._asked = False
         self.enacts_next = False  # the scheduler is asked next by request
+        self.accepted: NewPlan | None = None  # the plans that the newest decision on an answer carries out, if it does
         self._last = 0.0  # time of the last request to the scheduler
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the enacted decision whose effect is not measured yet
@@ -257,15 +259,19 @@ class ScheduleGenerator:
     # -- what to do with the answer ------------------------------------------------------------------------------------
 
     def decide(self, situation: Situation, result: SchedulingResult, trigger: str, at: float) -> Decision:
-        """Decide on the scheduler's answer. The outcome is `enacted` if its plans are accepted and to be carried out."""
+        """Decide on the scheduler's answer. The outcome is `enacted` if its plans are accepted and to be carried out: those in
+        `accepted`, which has only a part of their moves if all of them are too many to relieve an overload."""
         if isinstance(result, CannotPlace):
             return self._decided(trigger, CANNOT_PLACE, result.reason, at)
         reason = "; ".join([result.reason, *map(str, result.overload)])
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
-        reviewed = self._review(situation, result.plans)
+        self.accepted, reviewed = result, self._review(situation, result.plans)
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
+        if not reviewed.accepted and trigger != BY_REQUEST and (part := self._relief(situation, result)) is not None:
+            self.accepted, reviewed = part
+            reason = "; ".join([self.accepted.reason, *map(str, self.accepted.overload)])
         if trigger == BY_REQUEST:
             outcome = ENACTED
         elif reviewed.accepted:
@@ -288,10 +294,19 @@ class ScheduleGenerator:
         trigger = ASKED if decision.trigger == BY_REQUEST else decision.trigger  # the request was for the scheduler's own plan
         return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
 
+    def _relief(self, situation: Situation, answer: NewPlan) -> tuple[NewPlan, Review] | None:
+        """The part of the plans that relieves overloads which last, if it is accepted without the rest."""
+        part = relieving_plans(situation, answer, self._thresholds(situation), self._evidence())
+        if part is None or not (reviewed := self._review(situation, part.plans)).accepted:
+            return None
+        return part, reviewed
+
     def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
         self._changed = {*_places_changed(situation, plans), *_places_regrouped(situation, plans)}
-        thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback, self._settled(situation))
-        return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
+        return review(situation, plans, self._thresholds(situation), self._evidence(), self.choice.objective)
+
+    def _thresholds(self, situation: Situation) -> Thresholds:
+        return Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback, self._settled(situation))
 
     def _settled(self, situation: Situation) -> Settled:
         """The moves and promises of the plans that were enacted for the last answers."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from millrace.control.scheduling.plan_acceptance import Thresholds, review
+from millrace.control.scheduling.plan_acceptance import Evidence, review
+from millrace.control.scheduling.thresholds import Thresholds
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
@@ -47,3 +50,36 @@ def test_only_where_more_is_used_than_there_is_another_place_may_rise_above_the_
     # Of 1,050 MHz, or 990, on n0 850 are left. n1 has 860 then, above its 85 %.
     limits = Thresholds(overload=0.85, fills=0.8)
     assert accepted(situation((1000, 1000), tasks, (0, 0, 0, 1)), (0, 0, 1, 1), limits) == worth_it
+
+
+def reason(running: Situation, slots: tuple[int, ...], thresholds: Thresholds, evidence: Evidence | None = None) -> str:
+    return review(running, {"t": plan(slots, 2)}, thresholds, evidence).shortfall.rpartition("%: ")[2]
+
+
+def test_a_refusal_says_what_is_missing() -> None:
+    full = situation((1000, 1000), (600, 395, 100), (0, 0, 1))
+    limits = Thresholds(0.02, overload=0.95, fills=0.9)
+    noise = Evidence(overloaded=(), beyond=())
+    assert reason(full, (1, 0, 0), limits, noise) == (
+        "the overload of worker 0, node n0 does not last: it may be noise; it does not lower the traffic")
+    little = situation((1300, 1000), (1010, 100, 100), (1, 0, 0))
+    assert reason(little, (0, 1, 1), Thresholds(0.02, overload=1.0, fills=1.0)) == (
+        "it relieves 1.5% of a worker or node by moving 3 tasks, less than 1% for each; it does not lower the traffic")
+    assert reason(situation((1000, 1000), (600, 200, 200), (0, 0, 1)), (0, 1, 1), limits) == "it does not lower the traffic"
+    assert reason(situation((1000, 1000), (600, 200, 500), (0, 0, 1)), (1, 0, 1), limits) == "it overloads worker 1, node n1"
+
+
+def in_memory(megabytes: tuple[float, ...]) -> Situation:
+    """Tasks that use so much memory on the first of two nodes, which have 4,096 MB."""
+    running = situation((1000, 1000), (10,) * len(megabytes), (0,) * len(megabytes))
+    load = Load(1.0, {TaskId("a", index): TaskLoad(cpu_mhz=10.0, memory_mb=used) for index, used in enumerate(megabytes)}, {})
+    return replace(running, load={"t": load})
+
+
+def test_a_plan_that_frees_memory_of_a_node_that_has_too_little_is_worth_it_whatever_the_traffic() -> None:
+    noise = Evidence(overloaded=(), beyond=())
+    running = in_memory((3000, 2000, 100))
+    assert review(running, {"t": plan((0, 1, 0), 2)}, Thresholds(), noise).accepted
+    assert not review(running, {"t": plan((1, 1, 1), 2)}, Thresholds(), noise).accepted, "it only moves the lack"
+    assert reason(in_memory((3000, 1120, 10)), (0, 0, 1), Thresholds(), noise) == (
+        "it frees 0.2% of a node's memory by moving 1 task, less than 1% for each; it does not lower the traffic")
