@@ -2,8 +2,8 @@
 
 Inboxes are bounded, so a worker that is at its limit slows its topologies down to their spouts, and tuples wait at the sources.
 A topology therefore runs at one share of what its sources offer, the largest at which nothing that it uses is above its
-capacity: the CPU and the loop of a worker, the CPU of a node, the links of a node. Where there is a backlog, the share may be
-above 1.
+capacity: the CPU and the loop of a worker, the CPU of a machine, the links of a node. Where there is a backlog, the share may
+be above 1.
 
 Latency is that of the queueing model of millrace.elastic, with one station for each task. A worker runs its tasks on one loop,
 so what the other tasks there use is missing to a task: with a service time s and a worker that is busy for the share u, M/M/1
@@ -102,7 +102,7 @@ class _Uses:
         count = len(machines.slot_node)
         cpu = sums_at(self.slots[tasks], self.cpu[tasks] * of_task, count)
         busy = sums_at(self.slots[tasks], self.busy[tasks] * of_task, count)
-        return cpu, busy, sums_at(machines.slot_node, cpu, len(machines.node_capacity))
+        return cpu, busy, sums_at(machines.slot_node, cpu, len(machines.node_machine))
 
     def worst(self, share: Floats) -> Floats:
         """Use over capacity of the fullest worker, node or link that each topology uses. All uses are sums over topologies, so
@@ -110,7 +110,8 @@ class _Uses:
         machines, world = self.machines, self.world
         cpu, busy, node = self.loads(share)
         ratio = np.maximum(cpu / machines.slot_mhz, busy)
-        ratio = np.maximum(ratio, (node / machines.node_capacity)[machines.slot_node])
+        machine = sums_at(machines.node_machine, node, len(machines.machine_capacity)) / machines.machine_capacity
+        ratio = np.maximum(ratio, machine[machines.node_machine[machines.slot_node]])
         worst = np.zeros(len(world.graphs))
         np.maximum.at(worst, world.topology[self.placed], ratio[self.slots[self.placed]])
         if np.isfinite(self.links.tuples_per_second):
@@ -118,7 +119,7 @@ class _Uses:
             of_edge = world.topology[world.source[far]]
             rate = self.edge_rate[far] * share[of_edge]
             for ends in (self.nodes[world.source[far]], self.nodes[world.target[far]]):
-                used = sums_at(ends, rate, len(machines.node_capacity))
+                used = sums_at(ends, rate, len(machines.node_machine))
                 np.maximum.at(worst, of_edge, (used / self.links.tuples_per_second)[ends])
         return worst
 

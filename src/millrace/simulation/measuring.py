@@ -88,7 +88,7 @@ class Meter:
         cpu, busy, memory, queue = (sums_at(slots[placed], values[placed], count) for values in (
             measured.tasks[CPU], np.where(self._world.own_thread, 0.0, measured.tasks[BUSY]), self._world.memory,
             measured.queue.astype(np.float64)))
-        of_nodes = zip(*(sums_at(machines.slot_node, values, len(machines.node_capacity)).tolist() for values in (cpu, memory)))
+        of_nodes = zip(*(sums_at(machines.slot_node, values, len(machines.node_machine)).tolist() for values in (cpu, memory)))
         used = {node.name: row for node, row in zip(machines.cluster.nodes, of_nodes)}
         rows = list(zip(cpu.tolist(), memory.tolist(), queue.astype(np.int64).tolist(), np.minimum(busy, 1.0).tolist()))
         workers = {slot.number: WorkerLoad(slot.node, *rows[machines.position[slot.number]]) for slot in cluster.slots}
@@ -127,10 +127,10 @@ class LoadOfArrays(Load):
     def task_columns(self, tasks: Sequence[TaskId]) -> TaskColumns:
         if tasks != self._topology.in_graph:
             return task_columns(Load(self.window_seconds, self.tasks, settling=self.settling), tasks)
-        own, seconds = self._topology.in_order, self.window_seconds
+        own = self._topology.in_order
         rows, queue = self._rows[:, own], self._measured.queue[own].astype(np.float64)
         return TaskColumns(np.ones(len(own), dtype=bool), self._measured.settling[own], rows[CPU], self._world.memory[own],
-                           rows[BUSY] * seconds / seconds, queue, queue)
+                           rows[BUSY], queue, queue)
 
     def pair_columns(self, numbers: Mapping[TaskId, int]) -> PairColumns:
         topology, seconds = self._topology, self.window_seconds

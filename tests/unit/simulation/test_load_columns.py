@@ -46,7 +46,7 @@ def test_arrays_and_values_make_the_same_problem(seed: int) -> None:
         one, other = (Problem.of(case.graphs, case.cluster, each, case.plan, unit)
                       for each in (loads, {name: plain(load) for name, load in loads.items()}))
         for name in ("cpu", "time", "memory", "queue", "queue_floor", "settling", "left", "right", "tuples", "rate"):
-            assert getattr(one, name).tolist() == getattr(other, name).tolist(), (unit, name)
+            assert getattr(one, name).tolist() == pytest.approx(getattr(other, name).tolist(), rel=1e-12), (unit, name)
 
 
 def test_columns_of_some_tasks_and_of_one_that_is_not_there() -> None:

@@ -57,6 +57,15 @@ def test_traffic_and_loads_of_a_placement() -> None:
     assert seen.share.tolist() == [1.0] and seen.waiting.tolist() == [0.0] and not seen.overloaded
 
 
+def test_nodes_with_the_same_cores_are_at_their_limit_together() -> None:
+    """n0 and n1 ask for 120 and 80 MHz of a machine with 110, or 220."""
+    case = situation()
+    for part, used in ((0.055, [66.0, 44.0]), (0.11, [120.0, 80.0])):
+        nodes = tuple(replace(node, cores=part, machine="host") for node in case.cluster.nodes)
+        seen = flowing(replace(case, cluster=replace(case.cluster, nodes=nodes)), [0, 0, 2])
+        assert seen.node_cpu.tolist() == pytest.approx(used)
+
+
 def test_a_full_worker_slows_its_topology_down_and_tuples_wait_at_the_source() -> None:
     seen = flowing(situation(), [0, 1, 2], factor=20.0)  # the worker of b[0] is asked for 2,400 of 1,000 MHz
     assert seen.overloaded and seen.share[0] == pytest.approx(1000 / 2400)
@@ -133,7 +142,7 @@ def test_the_world_repeats_what_was_measured(shape: str) -> None:
     assert rate == pytest.approx(world.base_rate) and (world.cpu_cost * rate)[~world.spout] == pytest.approx(
         problem.cpu[~world.spout])
     machines = Machines.of(case.cluster)
-    generous = replace(machines, slot_mhz=machines.slot_mhz * 1e6, node_capacity=machines.node_capacity * 1e6)
+    generous = replace(machines, slot_mhz=machines.slot_mhz * 1e6, machine_capacity=machines.machine_capacity * 1e6)
     world = replace(world, busy_cost=world.busy_cost * 0)
     seen = flow(world, generous, NO_HOPS, Demand(rate, rate[world.source] * world.selectivity),
                 world.slots_of(case.plan, machines.position), np.zeros(len(world.graphs)), 1.0)
@@ -151,7 +160,7 @@ def test_nothing_is_ever_above_its_capacity(seed: int, factor: float) -> None:
     seen = flow(world, machines, LinkModel(), Demand(rate, rate[world.source] * world.selectivity),
                 world.slots_of(case.plan, machines.position), waiting, 20.0)
     assert (seen.slot_cpu <= machines.slot_mhz * (1 + 1e-9)).all() and (seen.slot_busy <= 1 + 1e-9).all()
-    assert (seen.node_cpu <= machines.node_capacity * (1 + 1e-9)).all()
+    assert (seen.node_cpu <= machines.machine_capacity * (1 + 1e-9)).all()
     emitted = seen.share * seen.offered * 20.0
     assert emitted + seen.waiting == pytest.approx(waiting + seen.offered * 20.0), "tuples are neither lost nor made"
 
