@@ -16,8 +16,9 @@ and, except for the first two, overloads nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -41,7 +42,7 @@ from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
 from millrace.schedulers.base import NewPlan
-from millrace.schedulers.problem import Figures, Problem
+from millrace.schedulers.problem import Figures, Ints, Problem
 
 NEWEST = 3  # windows over which an overload is averaged: few, since it may have come suddenly
 
@@ -86,7 +87,7 @@ class Review:
 class _Gain:
     """One way in which a plan may be better. `what`: the figure that it lowers, `before` and `after`, and `least` the share by
     which it must, as the load is estimated; `enough`: it does. `rate`: tuples per second that it saves by that estimate;
-    `rates`: in each of the last windows."""
+    `measured`: in each of the last windows."""
 
     what: str
     before: float
@@ -94,7 +95,7 @@ class _Gain:
     enough: bool
     least: float
     rate: float
-    rates: Sequence[float]
+    measured: Callable[[], Sequence[float]]
 
     def shortfall(self, thresholds: Thresholds, cost: float) -> str:
         """The reason why this does not justify the plan; empty if it does. `cost` of the moves, in tuples."""
@@ -102,75 +103,94 @@ class _Gain:
             return f"it does not lower {self.what}"
         if not self.enough:
             return f"it lowers {self.what} by {1 - self.after / self.before:.1%}, less than the minimum gain, {self.least:.1%}"
-        if not exceeds_noise(self.rates):
-            return f"it lowers {self.what} by not more than noise in the last {len(self.rates)} windows"
-        saved = (fmean(self.rates) if self.rates else self.rate) * thresholds.payback
+        rates = self.measured()
+        if not exceeds_noise(rates):
+            return f"it lowers {self.what} by not more than noise in the last {len(rates)} windows"
+        saved = (fmean(rates) if rates else self.rate) * thresholds.payback
         if thresholds.payback and saved <= cost:
             return f"it saves {saved:,.0f} tuples in {thresholds.payback:g} s, and its moves cost as much as {cost:,.0f}"
         return ""
 
 
-def review(situation: Situation, plans: Mapping[str, Plan], thresholds: Thresholds, evidence: Evidence | None = None,
-           objective: Mapping[str, Any] | None = None) -> Review:
-    """Compare the plans with those in force and decide whether they are accepted. `objective`: what the scheduler minimises, as
-    arguments of `Problem.of`."""
-    evidence, objective = evidence or Evidence(), objective or {}
-    problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan, **objective)
-    assignment = planned_slots(problem, plans)
-    before, after = problem.figures(problem.current), problem.figures(assignment)
-    skews = [skew(situation.graphs, situation.load, plan) for plan in (situation.plan, plans)]
-    cost = evidence.costs.tuples(plans, situation.plan, situation.load, evidence.strategy)
-    moved = tuple(_moves(situation, plans))
-    expected = {"before": {**asdict(before), "skew": skews[0]}, "after": {**asdict(after), "skew": skews[1]},
-                "moves_cost": cost}
-    if (problem.current < 0).any():
-        return Review(moved, expected)
-    newest, recent = (with_recent_loads(problem, windows) for windows in (evidence.windows[-NEWEST:], evidence.windows))
-    relief = thresholds.relief_shortfall(newest, assignment, evidence.lasting(problem, situation.cluster))
-    memory = thresholds.memory_shortfall(recent, assignment)
-    if not relief or not memory:
-        return Review(moved, expected)
-    loads = recent.figures(problem.current), recent.figures(assignment)
-    figures = (f"{problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node {loads[0].largest_load:.0%} -> "
-               f"{loads[1].largest_load:.0%}, of a worker {_worker_load(loads[0]):.0%} -> {_worker_load(loads[1]):.0%}")
-    if overfilled := thresholds.overfilled(recent, assignment):
-        return Review(moved, expected, f"{figures}: {_all_of(relief, memory, overfilled)}")
-    if after.nodes_used < before.nodes_used and after.cost <= before.cost:
-        return Review(moved, expected)
-    traffic = _traffic_gain(situation, plans, thresholds, evidence, problem, objective)
-    balance = _Gain("the load of the fullest task", skews[0], skews[1], thresholds.gains(*skews), thresholds.min_gain,
-                    sum(balance_gains(situation, plans, [situation.load])),
-                    balance_gains(situation, plans, evidence.group_windows))
-    if not all(shortfalls := [gain.shortfall(thresholds, cost) for gain in (traffic, balance)]):
-        return Review(moved, expected)
-    return Review(moved, expected, f"{figures}: {_all_of(relief, memory, shortfalls[balance.enough and not traffic.enough])}")
+class Reviewer:
+    """Compares plans with those in force in one situation. `objective`: what the scheduler minimises, as arguments of
+    `Problem.of`. The situation of a large cluster takes long to look at, so that is done once for all plans."""
 
+    def __init__(self, situation: Situation, thresholds: Thresholds, evidence: Evidence | None = None,
+                 objective: Mapping[str, Any] | None = None) -> None:
+        self._situation, self._thresholds = situation, thresholds
+        self._evidence, self._objective = evidence or Evidence(), objective or {}
+        self._problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan, **self._objective)
 
-def _traffic_gain(situation: Situation, plans: Mapping[str, Plan], thresholds: Thresholds, evidence: Evidence, problem: Problem,
-                  objective: Mapping[str, Any]) -> _Gain:
-    assignment, weight = planned_slots(problem, plans), _weight_of_tuple(problem)
-    before, after = problem.cost(problem.current), problem.cost(assignment)
-    moves = int(((assignment != problem.current) & (problem.current >= 0)).sum())
-    least = thresholds.settled.least_gain(before, moves)
-    return _Gain("the traffic", before, after, thresholds.gains(before, after, least), max(least, thresholds.min_gain),
-                 (before - after) / weight,
-                 [gain / weight for gain in traffic_gains(situation, plans, evidence.windows, objective)])
+    @cached_property
+    def _newest(self) -> Problem:
+        return with_recent_loads(self._problem, self._evidence.windows[-NEWEST:])
 
+    @cached_property
+    def _recent(self) -> Problem:
+        return with_recent_loads(self._problem, self._evidence.windows)
 
-def relieving_plans(situation: Situation, answer: NewPlan, thresholds: Thresholds, evidence: Evidence) -> NewPlan | None:
-    """The plans with only those moves that relieve overloads which last; None if that is all of them, or none."""
-    problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan)
-    wanted = planned_slots(problem, answer.plans)
-    if (problem.current < 0).any() or (wanted < 0).any():
-        return None
-    newest = with_recent_loads(problem, evidence.windows[-NEWEST:])
-    part = relieving_part(newest, wanted, evidence.lasting(problem, situation.cluster), thresholds)
-    moves = int((part != problem.current).sum())
-    if not moves or (part == wanted).all():
-        return None
-    result = problem.answer(part, f"{answer.reason}; only the {'move' if moves == 1 else f'{moves} moves'} of these that "
-                                  "relieve an overload which lasts")
-    return result if isinstance(result, NewPlan) else None
+    @cached_property
+    def _lasting(self) -> Lasting:
+        return self._evidence.lasting(self._problem, self._situation.cluster)
+
+    def review(self, plans: Mapping[str, Plan]) -> Review:
+        """Decide whether the plans are accepted."""
+        situation, problem = self._situation, self._problem
+        assignment = planned_slots(problem, plans)
+        before, after = problem.figures(problem.current), problem.figures(assignment)
+        skews = [skew(situation.graphs, situation.load, plan) for plan in (situation.plan, plans)]
+        cost = self._evidence.costs.tuples(plans, situation.plan, situation.load, self._evidence.strategy)
+        expected = {"before": {**asdict(before), "skew": skews[0]}, "after": {**asdict(after), "skew": skews[1]},
+                    "moves_cost": cost}
+        moved = tuple(_moves(situation, plans))
+        if not moved or (problem.current < 0).any():
+            return Review(moved, expected)
+        relief = self._thresholds.relief_shortfall(self._newest, assignment, self._lasting)
+        memory = self._thresholds.memory_shortfall(problem, assignment)
+        if not relief or not memory:
+            return Review(moved, expected)
+        shortfall = self._thresholds.overfilled(self._recent, assignment)
+        if not shortfall and after.nodes_used < before.nodes_used and after.cost <= before.cost:
+            return Review(moved, expected)
+        shortfall = shortfall or self._gain_shortfall(plans, before, after, skews, cost)
+        if not shortfall:
+            return Review(moved, expected)
+        return Review(moved, expected, f"{self._in_words(before, after, assignment)}: {_all_of(relief, memory, shortfall)}")
+
+    def relieving(self, answer: NewPlan) -> NewPlan | None:
+        """The plans with only those moves that relieve overloads which last; None if that is all of them, or none."""
+        problem, wanted = self._problem, planned_slots(self._problem, answer.plans)
+        if (problem.current < 0).any() or (wanted < 0).any():
+            return None
+        part = relieving_part(self._newest, wanted, self._lasting, self._thresholds)
+        moves = int((part != problem.current).sum())
+        if not moves or (part == wanted).all():
+            return None
+        result = problem.answer(part, f"{answer.reason}; only the {'move' if moves == 1 else f'{moves} moves'} of these that "
+                                      "relieve an overload which lasts")
+        return result if isinstance(result, NewPlan) else None
+
+    def _gain_shortfall(self, plans: Mapping[str, Plan], before: Figures, after: Figures, skews: Sequence[float],
+                        cost: float) -> str:
+        """The reason why neither less traffic nor even key groups justify the plan; empty if they do."""
+        situation, thresholds, windows = self._situation, self._thresholds, self._evidence.windows
+        weight = _weight_of_tuple(self._problem)
+        least = thresholds.settled.least_gain(before.cost, after.moved)
+        traffic = _Gain("the traffic", before.cost, after.cost, thresholds.gains(before.cost, after.cost, least),
+                        max(least, thresholds.min_gain), (before.cost - after.cost) / weight,
+                        lambda: [gain / weight for gain in traffic_gains(situation, plans, windows, self._objective)])
+        balance = _Gain("the load of the fullest task", skews[0], skews[1], thresholds.gains(*skews), thresholds.min_gain,
+                        sum(balance_gains(situation, plans, [situation.load])),
+                        lambda: balance_gains(situation, plans, self._evidence.group_windows))
+        shortfalls = [gain.shortfall(thresholds, cost) for gain in (traffic, balance)]
+        return shortfalls[balance.enough and not traffic.enough] if all(shortfalls) else ""
+
+    def _in_words(self, before: Figures, after: Figures, assignment: Ints) -> str:
+        loads = self._recent.figures(self._problem.current), self._recent.figures(assignment)
+        return (f"{self._problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node "
+                f"{loads[0].largest_load:.0%} -> {loads[1].largest_load:.0%}, of a worker {_worker_load(loads[0]):.0%} -> "
+                f"{_worker_load(loads[1]):.0%}")
 
 
 def _all_of(*reasons: str) -> str:
@@ -192,6 +212,8 @@ def _weight_of_tuple(problem: Problem) -> float:
 def _moves(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     for name, plan in plans.items():
         old = situation.plan[name].placement if name in situation.plan else {}
+        if plan is situation.plan.get(name):
+            continue
         for task, slot in plan.placement.items():
             if old.get(task) != slot:
                 yield f"{name}/{task}: worker {old.get(task, 'none')} -> {slot}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.control.scheduling.plan_acceptance import Evidence, review
+from millrace.control.scheduling.plan_acceptance import Evidence, Reviewer
 from millrace.control.scheduling.thresholds import Thresholds
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
@@ -29,7 +29,7 @@ def plan(slots: tuple[int, ...], version: int = 1) -> Plan:
 
 
 def accepted(running: Situation, slots: tuple[int, ...], thresholds: Thresholds) -> bool:
-    return review(running, {"t": plan(slots, 2)}, thresholds).accepted
+    return Reviewer(running, thresholds).review({"t": plan(slots, 2)}).accepted
 
 
 def test_a_task_may_fill_the_only_node_that_it_fits_on_beyond_the_share_that_a_scheduler_fills() -> None:
@@ -53,7 +53,7 @@ def test_only_where_more_is_used_than_there_is_another_place_may_rise_above_the_
 
 
 def reason(running: Situation, slots: tuple[int, ...], thresholds: Thresholds, evidence: Evidence | None = None) -> str:
-    return review(running, {"t": plan(slots, 2)}, thresholds, evidence).shortfall.rpartition("%: ")[2]
+    return Reviewer(running, thresholds, evidence).review({"t": plan(slots, 2)}).shortfall.rpartition("%: ")[2]
 
 
 def test_a_refusal_says_what_is_missing() -> None:
@@ -79,7 +79,7 @@ def in_memory(megabytes: tuple[float, ...]) -> Situation:
 def test_a_plan_that_frees_memory_of_a_node_that_has_too_little_is_worth_it_whatever_the_traffic() -> None:
     noise = Evidence(overloaded=(), beyond=())
     running = in_memory((3000, 2000, 100))
-    assert review(running, {"t": plan((0, 1, 0), 2)}, Thresholds(), noise).accepted
-    assert not review(running, {"t": plan((1, 1, 1), 2)}, Thresholds(), noise).accepted, "it only moves the lack"
+    assert Reviewer(running, Thresholds(), noise).review({"t": plan((0, 1, 0), 2)}).accepted
+    assert not Reviewer(running, Thresholds(), noise).review({"t": plan((1, 1, 1), 2)}).accepted, "it only moves the lack"
     assert reason(in_memory((3000, 1120, 10)), (0, 0, 1), Thresholds(), noise) == (
         "it frees 0.2% of a node's memory by moving 1 task, less than 1% for each; it does not lower the traffic")
