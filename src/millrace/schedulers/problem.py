@@ -134,7 +134,7 @@ class Problem:
             node_capacity=clean(node_capacities(cluster, nodes, used)),
             node_memory=clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=others.memory,
             minimise=minimise, between_workers=between_workers,
-            distance=_distances(cluster, nodes) if minimise == COST else None,
+            distance=distances(cluster, nodes) if minimise == COST else None,
         )
 
     @property
@@ -382,7 +382,7 @@ def _numbered(graphs: Sequence[TopologyGraph]) -> dict[str, dict[TaskId, int]]:
     return numbers
 
 
-def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
+def distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
     """(nodes, nodes): the cost of a unit of traffic between each two; None if it is 1 between any two, which needs no matrix
     however many there are."""
     position = {name: number for number, name in enumerate(nodes)}

@@ -20,17 +20,18 @@ from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints
 from millrace.simulation.demand import Demand
 from millrace.simulation.world import Machines, World, sums_at
 
+TUPLE_BYTES = 100.0  # of a tuple whose size was not measured
 MOST_BUSY = 0.99  # of a worker, for the model: at 1 its waiting time is infinite, and bounded inboxes prevent that
 
 
 @dataclass(frozen=True)
 class LinkModel:
     """The way between tasks: milliseconds for a hop to another worker of the node, and to another node over a link of cost 1;
-    the time grows with the cost. `tuples_per_second`: the most that a node can send, and the most that it can receive."""
+    the time grows with the cost. `bytes_per_second`: the most that a node can send, and the most that it can receive."""
 
     worker_ms: float = 0.1
     node_ms: float = 0.5
-    tuples_per_second: float = np.inf
+    bytes_per_second: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,14 @@ class _Uses:
         ratio = np.maximum(ratio, machine[machines.node_machine[machines.slot_node]])
         worst = np.zeros(len(world.graphs))
         np.maximum.at(worst, world.topology[self.placed], ratio[self.slots[self.placed]])
-        if np.isfinite(self.links.tuples_per_second):
+        if np.isfinite(self.links.bytes_per_second):
             far = np.flatnonzero(self.far)
             of_edge = world.topology[world.source[far]]
-            rate = self.edge_rate[far] * share[of_edge]
+            sizes = np.where(world.tuple_bytes[far] > 0, world.tuple_bytes[far], TUPLE_BYTES)
+            rate = self.edge_rate[far] * share[of_edge] * sizes
             for ends in (self.nodes[world.source[far]], self.nodes[world.target[far]]):
                 used = sums_at(ends, rate, len(machines.node_machine))
-                np.maximum.at(worst, of_edge, (used / self.links.tuples_per_second)[ends])
+                np.maximum.at(worst, of_edge, (used / self.links.bytes_per_second)[ends])
         return worst
 
 

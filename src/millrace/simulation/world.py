@@ -20,7 +20,7 @@ from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.inputs.machines import machine_capacities
 from millrace.schedulers.inputs.traffic import clean
-from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
+from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints, distances
 
 
 @dataclass(frozen=True)
@@ -240,16 +240,10 @@ class Machines:
                    np.array([cluster.node_of(slot.number).mhz for slot in cluster.slots]),
                    np.array([machine[node.machine or node.name] for node in cluster.nodes], dtype=np.int64),
                    np.array(list(whole.values())),
-                   {slot.number: position for position, slot in enumerate(cluster.slots)}, _distance(cluster))
+                   {slot.number: position for position, slot in enumerate(cluster.slots)}, distances(cluster, list(number)))
 
     def without(self, away: frozenset[str]) -> Cluster:
         """The cluster as a master sees it while these nodes are away."""
         return replace(self.cluster, nodes=tuple(node for node in self.cluster.nodes if node.name not in away),
                        slots=tuple(slot for slot in self.cluster.slots if slot.node not in away))
 
-
-def _distance(cluster: Cluster) -> Floats | None:
-    if not cluster.links:
-        return None
-    names = [node.name for node in cluster.nodes]
-    return np.array([[cluster.link_cost(one, other) for other in names] for one in names])

@@ -85,7 +85,12 @@ def test_the_cores_of_a_node_are_shared_by_its_workers() -> None:
 
 
 def test_a_link_is_a_limit_too() -> None:
-    assert flowing(situation(), [0, 2, 2], links=LinkModel(0.0, 0.0, 50.0)).share[0] == pytest.approx(0.5)
+    """100 tuples/s of 100 bytes, as they count if their size is not known, or of 40."""
+    assert flowing(situation(), [0, 2, 2], links=LinkModel(0.0, 0.0, 5000.0)).share[0] == pytest.approx(0.5)
+    sized = situation()
+    load = replace(sized.load["t"], traffic_bytes={pair: 40.0 * tuples for pair, tuples in sized.load["t"].traffic.items()})
+    seen = flowing(replace(sized, load={"t": load}), [0, 2, 2], links=LinkModel(0.0, 0.0, 1000.0))
+    assert seen.share[0] == pytest.approx(0.25)
     assert not flowing(situation(), [0, 0, 1], links=LinkModel(0.0, 0.0, 50.0)).overloaded
 
 
