@@ -1,8 +1,8 @@
 """`millrace bench simulation`: schedulers on three Spark executors, and in a simulation of the same situation.
 
 Words of a text are counted and ranked at a constant rate. Each scheduler begins with the same even placement; traffic between
-nodes at the end of its run is measured, predicted from the load of the even placement, and simulated. The record can be kept for
-a test.
+nodes at the end of its run is measured, predicted from the load of the even placement, and simulated. The record can be kept
+for a test.
 
 Schedulers must come to different results, or there is no order to reproduce. So tasks wait, which fills workers without CPU: a
 node has room for some of them only. A count and the rank of the same words exchange many tuples and other pairs none, a few

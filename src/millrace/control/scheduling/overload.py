@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import NamedTuple
 
 from millrace.model.cluster import Cluster, Node
 from millrace.model.sample import WindowSample
@@ -29,24 +28,15 @@ FEW_CHANGES = 3.0
 FROM_MEDIAN = 1.4826 / math.sqrt(2)  # standard deviation of a window over the median difference between two
 
 
-class PlaceLoad(NamedTuple):
-    """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window. `used`, `has`: MHz; of a
-    worker, those of a core. `busy`: share of the time of a worker's loop. `slots`: of its workers."""
+@dataclass(frozen=True, slots=True)
+class PlaceLoad:
+    """A node or worker with the share of its CPU, or of its loop's time if that is more, in a window. `slots`: of its
+    workers."""
 
     where: str  # "node a", "node a with b" if they have the same cores, "worker 3"
     share: float
-    used: float = 0.0
-    has: float = 0.0
-    busy: float = 0.0
+    text: str
     slots: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """Its load in words."""
-        if self.busy >= self.share > 0:
-            return f"the loop of {self.where} was busy for {self.busy:.0%} of the time"
-        whole = f"the {self.has:,.0f} MHz of a core" if self.where.startswith("worker") else f"{self.has:,.0f} MHz"
-        return f"{self.where} uses {self.used:,.0f} of {whole}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +80,16 @@ def place_loads(sample: WindowSample, cluster: Cluster) -> Iterator[PlaceLoad]:
     places = places_of_nodes(cluster)
     for machine in machine_loads(sample, cluster):
         if machine.capacity > 0:
+            where = places[machine.nodes[0]]
             slots = tuple(sorted(slot.number for node in machine.nodes for slot in cluster.slots_of(node)))
-            yield PlaceLoad(places[machine.nodes[0]], machine.share, machine.used, machine.capacity, slots=slots)
+            yield PlaceLoad(where, machine.share, f"{where} uses {machine.used:,.0f} of {machine.capacity:,.0f} MHz", slots)
     for slot in cluster.slots:
         worker, core = sample.workers.get(slot.number), cluster.node_of(slot.number).mhz
         used, busy = (worker.cpu_mhz, worker.busy) if worker is not None else (0.0, 0.0)
         share = used / core if core > 0 else 0.0
-        yield PlaceLoad(f"worker {slot.number}", max(share, busy), used, core, busy, (slot.number,))
+        text = (f"worker {slot.number} uses {used:,.0f} of the {core:,.0f} MHz of a core" if share >= busy else
+                f"the loop of worker {slot.number} was busy for {busy:.0%} of the time")
+        yield PlaceLoad(f"worker {slot.number}", max(share, busy), text, (slot.number,))
 
 
 def overloads(sample: WindowSample, cluster: Cluster, share: float) -> Iterator[str]:

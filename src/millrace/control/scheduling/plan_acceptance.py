@@ -4,7 +4,6 @@ A plan is worth it if it
 
 - gives a slot to tasks that have none, or
 - relieves an overload that lasts, by enough for its moves, or
-- frees memory of a node that has less than its tasks need, or
 - lowers the traffic, or evens out key groups, by the minimum gain, by more than the noise of the last windows, and by more than
   its moves cost within the time in which it must pay; for the traffic the gain must be higher if tasks have moved shortly
   before and the load is the same, or
@@ -147,8 +146,7 @@ class Reviewer:
         if not moved or (problem.current < 0).any():
             return Review(moved, expected)
         relief = self._thresholds.relief_shortfall(self._newest, assignment, self._lasting)
-        memory = self._thresholds.memory_shortfall(problem, assignment)
-        if not relief or not memory:
+        if not relief:
             return Review(moved, expected)
         shortfall = self._thresholds.overfilled(self._recent, assignment)
         if not shortfall and after.nodes_used < before.nodes_used and after.cost <= before.cost:
@@ -156,7 +154,7 @@ class Reviewer:
         shortfall = shortfall or self._gain_shortfall(plans, before, after, skews, cost)
         if not shortfall:
             return Review(moved, expected)
-        return Review(moved, expected, f"{self._in_words(before, after, assignment)}: {_all_of(relief, memory, shortfall)}")
+        return Review(moved, expected, f"{self._in_words(before, after, assignment)}: {_all_of(relief, shortfall)}")
 
     def relieving(self, answer: NewPlan) -> NewPlan | None:
         """The plans with only those moves that relieve overloads which last; None if that is all of them, or none."""

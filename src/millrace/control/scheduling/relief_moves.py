@@ -35,9 +35,10 @@ def relieving_part(problem: Problem, assignment: Ints, lasting: Lasting, thresho
 def _moves_from(problem: Problem, assignment: Ints, places: Flags) -> Flags:
     """The tasks that the assignment takes away from one of these workers or nodes."""
     slots = len(problem.slot_numbers)
+    of_nodes: Flags = np.any(places[slots:].reshape(-1, problem.nodes), axis=0)  # whatever is counted there
     old, new = problem.nodes_of(problem.current), problem.nodes_of(assignment)
     from_slot = places[:slots][problem.current] & (assignment != problem.current)
-    from_node = places[slots:][old] & (old != new)
+    from_node = of_nodes[old] & (old != new)
     moved: Flags = (problem.current >= 0) & (from_slot | from_node)
     return moved
 
@@ -50,7 +51,8 @@ def _worth_it(problem: Problem, less: Floats, moves: Flags) -> Flags:
     """The tasks on nodes that are relieved, with their workers, by enough for the number of moves from there. `less`: by how
     much the excess of each place falls."""
     slots, nodes = len(problem.slot_numbers), problem.nodes_of(problem.current)
-    of_node = less[slots:] + np.bincount(problem.slot_node, weights=less[:slots], minlength=problem.nodes)
+    of_workers = np.bincount(problem.slot_node, weights=less[:slots], minlength=problem.nodes)
+    of_node = of_workers + less[slots:].reshape(-1, problem.nodes).sum(axis=0)
     count = np.bincount(nodes[moves], minlength=problem.nodes)
     enough: Flags = (of_node >= PER_MOVE * count)[nodes]
     return enough

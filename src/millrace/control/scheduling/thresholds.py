@@ -37,8 +37,8 @@ class Settled:
 
 
 class Lasting(NamedTuple):
-    """(slots + nodes) each, in the order of `Problem.excesses`: the places whose overload lasts, and those that have for some
-    windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
+    """One value for each place, in the order of `Problem.excesses`: the places whose overload lasts, and those that have for
+    some windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
 
     overloaded: Flags
     beyond: Flags
@@ -87,28 +87,16 @@ class Thresholds:
             return NOTHING_RELIEVED
         return f"the overload of {_named(problem, fallen_there)} does not last: it may be noise"
 
-    def memory_shortfall(self, problem: Problem, assignment: Ints) -> str:
-        """The reason why a lack of memory does not justify the plan; empty if some node lacks less then, by enough for the
-        moves, and none lacks more."""
-        moves = int((assignment != problem.current).sum())
-        before, after = (_missing_memory(problem, slots) for slots in (problem.current, assignment))
-        if not (less := fallen(before, after)) > NO_EXCESS:
-            return NOTHING_RELIEVED
-        if rises(before, after):
-            return "it asks more memory of a node than that has"
-        if less < PER_MOVE * moves:
-            return (f"it frees {less:.1%} of a node's memory by moving {moves} {'task' if moves == 1 else 'tasks'}, less than "
-                    f"{PER_MOVE:.0%} for each")
-        return self.overfilled(problem, assignment)
-
     def overfilled(self, problem: Problem, assignment: Ints) -> str:
         """The nodes and workers that the plan overloads, or fills more than it may, all together, in words; empty if there are
-        none. It would soon be reverted."""
+        none. It would soon be reverted. A worker that one task fills alone is no reason to undo anything."""
         fills = min(self.fills + TOLERANCE, 1.0)
-        before, after = (problem.excesses(each, max(self.overload, fills)) for each in (problem.current, assignment))
+        (filled, before), (fuller, after) = ([problem.excesses(each, share, avoidable=True)
+                                              for share in (fills, max(self.overload, fills))]
+                                             for each in (problem.current, assignment))
         if rises(before, after):
             return f"it overloads {_risen(problem, before, after)}"
-        if problem.excess(assignment, fills) > problem.excess(problem.current, fills) + NO_EXCESS:
+        if fallen(filled, fuller) < -NO_EXCESS:
             return f"it fills nodes and workers, all together, further beyond {fills:.0%} than they are now"
         return ""
 
@@ -123,21 +111,13 @@ def excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) -
     return before, np.where(lasting, after, np.maximum(before, after))
 
 
-def _missing_memory(problem: Problem, assignment: Ints) -> Floats:
-    """The memory that each node lacks, as a share of what it has."""
-    nodes = problem.nodes_of(assignment)
-    used = np.bincount(nodes[nodes >= 0], weights=problem.memory[nodes >= 0], minlength=problem.nodes)
-    missing: Floats = np.maximum(used + problem.node_memory_taken - problem.node_memory, 0.0)
-    return missing / np.maximum(problem.node_memory, 1.0)
-
-
 def _risen(problem: Problem, before: Floats, after: Floats) -> str:
     return _named(problem, np.flatnonzero(after > before + NO_EXCESS * np.maximum(before, 1.0)))
 
 
 def _named(problem: Problem, places: Iterable[int]) -> str:
     """Some of the places in words."""
-    slots, numbers = len(problem.slot_numbers), list(places)
-    names = [f"worker {problem.slot_numbers[place]}" if place < slots else f"node {problem.node_names[place - slots]}"
-             for place in numbers[:PLACES_NAMED]]
-    return ", ".join(names) + (f" and {len(numbers) - PLACES_NAMED} more" if len(numbers) > PLACES_NAMED else "")
+    nodes, numbers = [f"node {name}" for name in problem.node_names], list(places)
+    names = [*(f"worker {number}" for number in problem.slot_numbers), *nodes, *(f"the memory of {node}" for node in nodes)]
+    more = f" and {len(numbers) - PLACES_NAMED} more" if len(numbers) > PLACES_NAMED else ""
+    return ", ".join(names[place] for place in numbers[:PLACES_NAMED]) + more

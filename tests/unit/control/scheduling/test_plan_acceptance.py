@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from millrace.control.scheduling.plan_acceptance import Evidence, Reviewer
@@ -67,19 +65,3 @@ def test_a_refusal_says_what_is_missing() -> None:
         "it relieves 1.5% of a worker or node by moving 3 tasks, less than 1% for each; it does not lower the traffic")
     assert reason(situation((1000, 1000), (600, 200, 200), (0, 0, 1)), (0, 1, 1), limits) == "it does not lower the traffic"
     assert reason(situation((1000, 1000), (600, 200, 500), (0, 0, 1)), (1, 0, 1), limits) == "it overloads worker 1, node n1"
-
-
-def in_memory(megabytes: tuple[float, ...]) -> Situation:
-    """Tasks that use so much memory on the first of two nodes, which have 4,096 MB."""
-    running = situation((1000, 1000), (10,) * len(megabytes), (0,) * len(megabytes))
-    load = Load(1.0, {TaskId("a", index): TaskLoad(cpu_mhz=10.0, memory_mb=used) for index, used in enumerate(megabytes)}, {})
-    return replace(running, load={"t": load})
-
-
-def test_a_plan_that_frees_memory_of_a_node_that_has_too_little_is_worth_it_whatever_the_traffic() -> None:
-    noise = Evidence(overloaded=(), beyond=())
-    running = in_memory((3000, 2000, 100))
-    assert Reviewer(running, Thresholds(), noise).review({"t": plan((0, 1, 0), 2)}).accepted
-    assert not Reviewer(running, Thresholds(), noise).review({"t": plan((1, 1, 1), 2)}).accepted, "it only moves the lack"
-    assert reason(in_memory((3000, 1120, 10)), (0, 0, 1), Thresholds(), noise) == (
-        "it frees 0.2% of a node's memory by moving 1 task, less than 1% for each; it does not lower the traffic")
