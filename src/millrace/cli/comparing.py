@@ -17,7 +17,7 @@ from millrace.cli.options import pairs
 from millrace.errors import MillraceError
 from millrace.model.situation import Situation
 from millrace.schedulers.base import Scheduler
-from millrace.schedulers.instances import random_situation
+from millrace.schedulers.instances import SHAPES, random_situation
 from millrace.schedulers.optimal import Least, Optimal, least_traffic
 from millrace.schedulers.problem import Problem
 from millrace.schedulers.registry import SCHEDULERS, make_scheduler
@@ -39,22 +39,26 @@ from millrace.simulation.compare import (
 VARIANTS = ("tstorm improve=true", "slstream xi=1 capacity=1 balance=1000", "slstream xi=1 published=true",
             "multilevel capacity=1")
 MOST_WINDOWS = 50  # of a history
+SMALL, LARGE = ((4, 12), (2, 4)), ((17, 40), (4, 8))  # tasks and nodes of random situations; the optimum of small ones is known
+LARGE_SHARE = 0.2
+MIXED = "mixed"
+CORES = (1, 2, 4)  # of a node
 PLACE_NOTHING = {"balance"}  # it only assigns key groups, which the comparison does not measure
 
 
 @dataclass(frozen=True)
 class Situations:
-    """Situations to compare on: files, a history, or `random` situations of that shape and size."""
+    """Situations to compare on: files, a history, or `random` situations of that shape and size; None: of several."""
 
     files: tuple[str, ...] = ()
     history: str | None = None
     cluster: str | None = None
     random: int | None = None
     seed: int = 1
-    shape: str = "layered"
-    tasks: tuple[int, int] = (4, 12)
-    nodes: tuple[int, int] = (2, 4)
-    cores: int = 1
+    shape: str | None = None
+    tasks: tuple[int, int] | None = None
+    nodes: tuple[int, int] | None = None
+    cores: int | None = None
     pinned: float = 0.0
 
 
@@ -135,10 +139,18 @@ def _of_random(situations: Situations, schedulers: dict[str, Scheduler], console
     wanted, rng = situations.random or 0, np.random.default_rng(situations.seed)
     if wanted < 1:
         raise MillraceError(f"--random {wanted}: the number of situations must be at least 1")
-    made = (random_situation(rng, situations.tasks, situations.nodes, shape=situations.shape, cores=situations.cores,
-                             pinned=situations.pinned) for _ in range(wanted))
+    made = (_random_situation(situations, rng) for _ in range(wanted))
     title = f"{wanted:,} random situations (seed {situations.seed})"
-    return {**_of_many(made, title, schedulers, console, wanted), "seed": situations.seed, "shape": situations.shape}
+    return {**_of_many(made, title, schedulers, console, wanted), "seed": situations.seed, "shape": situations.shape or MIXED}
+
+
+def _random_situation(asked: Situations, rng: np.random.Generator) -> Situation:
+    """A situation with whatever is not asked for drawn at random. One number is drawn for each, so that naming one of them
+    leaves the others as they are."""
+    shape, size, cores = str(rng.choice(SHAPES)), rng.random(), int(rng.choice(CORES))
+    tasks, nodes = LARGE if size < LARGE_SHARE else SMALL
+    return random_situation(rng, asked.tasks or tasks, asked.nodes or nodes, shape=asked.shape or shape,
+                            cores=asked.cores or cores, pinned=asked.pinned)
 
 
 def _of_many(situations: Iterable[Situation], title: str, schedulers: dict[str, Scheduler], console: Console,
@@ -155,7 +167,7 @@ def _of_many(situations: Iterable[Situation], title: str, schedulers: dict[str, 
     common, best = in_common(outcomes), best_of(outcomes)
     rows = {name: summary(results, common, best) for name, results in outcomes.items()}
     result = {"instances": seen, "zero_optimum": zero, "unknown_optimum": unknown, "common": len(common), "schedulers": rows}
-    console.print(_many_listing(title, rows, known=unknown < seen))
+    console.print(_many_listing(title, rows, known=unknown < seen, unknown=unknown > 0))
     console.print(_many_legend(result))
     for name, row in rows.items():
         if row["failed"]:
@@ -188,9 +200,12 @@ def _file_listing(title: str, schedulers: dict[str, Any]) -> Listing:
         Column("steps", [_show(row["steps"], "d") for row in rows], spare=True))
 
 
-def _many_listing(title: str, schedulers: dict[str, Any], known: bool) -> Listing:
-    """`known`: the optimum is, of some of the situations."""
+def _many_listing(title: str, schedulers: dict[str, Any], known: bool, unknown: bool) -> Listing:
+    """`known`, `unknown`: the optimum is, of some of the situations."""
     rows = schedulers.values()
+    best = [Column("to the\nbest", [_show(row["best_ratio"], ".3f") for row in rows])]
+    enacted_best = [Column("enacted\nto best", [_show(row["enacted_best_ratio"], ".3f") for row in rows], spare=True)]
+    enacted = [Column("enacted\nratio", [_show(row["enacted_ratio"], ".3f") for row in rows], spare=True)]
     ratios = [Column("mean\nratio", [_show(row["mean_ratio"], ".3f") for row in rows]),
               Column("worst", [_show(row["worst_ratio"], ".2f") for row in rows]),
               Column("cases", [count(row["compared"]) for row in rows]),
@@ -199,13 +214,13 @@ def _many_listing(title: str, schedulers: dict[str, Any], known: bool) -> Listin
     return Listing(
         title,
         Column("scheduler", list(schedulers), figures=False),
-        *(ratios if known else [Column("to the\nbest", [_show(row["best_ratio"], ".3f") for row in rows])]),
+        *(ratios if known else []), *(best if unknown else []),
         *_unit_columns(rows),
         Column("over-\nload", [count(row["overloaded"]) for row in rows]),
         Column("moved", [_show(row["moved"], ".1f") for row in rows]),
         Column("ms", [milliseconds(row["plan_ms"]) for row in rows]),
         Column("en-\nacted", [count(row["enacted"]) for row in rows], spare=True),
-        Column("enacted\nratio", [_show(row["enacted_ratio"], ".3f") for row in rows], spare=True),
+        *(enacted if known else []), *(enacted_best if unknown else []),
         Column("steps", [_show(row["steps"], ".1f") for row in rows], spare=True))
 
 
@@ -218,10 +233,11 @@ def _unit_columns(rows: Collection[dict[str, Any]]) -> list[Column]:
 def _many_legend(result: dict[str, Any]) -> Hanging:
     enacted = ("enacted: cases in which the live engine would carry out a plan, and the mean ratio of what is in force then; "
                "steps: plans made until there were no more")
+    best = ("to the best: traffic between nodes divided by the least that one of these schedulers reached without an overload, "
+            "over all cases")
     if result["unknown_optimum"] == result["instances"]:
-        return Hanging("to the best: traffic between nodes divided by the least that one of these schedulers reached without "
-                       f"an overload; {enacted}")
-    unknown = f"; the optimum is not known in {result['unknown_optimum']:,}" if result["unknown_optimum"] else ""
+        return Hanging(f"{best}; {enacted}")
+    unknown = f"; the optimum is not known in {result['unknown_optimum']:,}; {best}" if result["unknown_optimum"] else ""
     return Hanging("ratio: traffic between nodes divided by the optimum, over the cases in which the optimum is not 0 and "
                    f"nothing is overloaded; common: mean ratio over the {result['common']:,} cases in which every scheduler "
                    f"has one; zeros: cases solved with no traffic, of {result['zero_optimum']:,} where that is "

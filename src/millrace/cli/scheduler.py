@@ -126,11 +126,15 @@ def compare(load: Annotated[list[str] | None, typer.Option(metavar="FILE", help=
                                                                              "several.")] = None,
             random: Annotated[int | None, typer.Option(metavar="N", help="Number of random situations.", min=1)] = None,
             seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random situations.")] = 1,
-            shape: Annotated[str, typer.Option(metavar="NAME", help="Shape of random topologies: layered, chain, diamond, star "
-                                                                    "or all-to-all.")] = "layered",
-            tasks: Annotated[str, typer.Option(metavar="N-M", help="Tasks of a random situation.")] = "4-12",
-            nodes: Annotated[str, typer.Option(metavar="N-M", help="Its nodes.")] = "2-4",
-            cores: Annotated[int, typer.Option(metavar="N", help="Cores of its nodes; a worker uses one.", min=1)] = 1,
+            shape: Annotated[str | None, typer.Option(metavar="NAME", help="Shape of random topologies: layered, chain, "
+                                                                           "diamond, star or all-to-all; default: "
+                                                                           "all.")] = None,
+            tasks: Annotated[str | None, typer.Option(metavar="N-M", help="Tasks of a random situation; default: 4-12, and in "
+                                                                          "a fifth of them 17-40.")] = None,
+            nodes: Annotated[str | None, typer.Option(metavar="N-M", help="Its nodes; default: 2-4, and in that fifth "
+                                                                          "4-8.")] = None,
+            cores: Annotated[int | None, typer.Option(metavar="N", help="Cores of its nodes, of which a worker uses one; "
+                                                                        "default: 1, 2 or 4.", min=1)] = None,
             pinned: Annotated[float, typer.Option(metavar="SHARE", help="Share of its topologies whose spouts cannot move.",
                                                   min=0, max=1)] = 0.0,
             only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this scheduler; \"tstorm gamma=2\" "
@@ -143,8 +147,10 @@ def compare(load: Annotated[list[str] | None, typer.Option(metavar="FILE", help=
     from millrace.cli.comparing import Situations
     from millrace.cli.comparing import compare as run
 
-    result = run(Situations(tuple(load or ()), history, cluster, random, seed, shape, whole_range("--tasks", tasks),
-                            whole_range("--nodes", nodes), cores, pinned), only or [], plain_console(stderr=as_json))
+    result = run(Situations(tuple(load or ()), history, cluster, random, seed, shape,
+                            whole_range("--tasks", tasks) if tasks is not None else None,
+                            whole_range("--nodes", nodes) if nodes is not None else None, cores, pinned),
+                 only or [], plain_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -49,7 +49,11 @@ def simulate(
             metavar="FILE", help="Costs of links between the nodes, in the format of cluster.links.file; the nodes of a random "
                                  "cluster are n0000, n0001 and so on.")] = None,
         link_capacity: Annotated[float | None, typer.Option(
-            metavar="N", min=1, help="Tuples per second that a node can send, and receive; default: no limit.")] = None,
+            metavar="BYTES", min=1, help="Bytes per second that a node can send, and receive; tuples of unknown size have 100. "
+                                         "Default: no limit.")] = None,
+        state: Annotated[float, typer.Option(
+            metavar="SHARE", min=0, max=1, help="State of each task that gets its tuples by key, as a share of its "
+                                                "memory.")] = 0.01,
         failures_per_hour: Annotated[float, typer.Option(
             "--failures", metavar="N", min=0, help="Nodes that fail in an hour, for ten minutes on average.")] = 0.0,
         away: Annotated[list[str] | None, typer.Option(
@@ -86,7 +90,7 @@ def simulate(
     policy = {"period": period, "cool_down": cool_down, "min_gain": min_gain, "payback": payback, "overload": overload}
     asked = SimulateOptions(
         nodes=nodes, tasks=tasks, hours=hours, schedulers=tuple(scheduler or ()), pattern=pattern, walk=walk, keys=keys,
-        history=history, cluster=cluster, situation=situation, links=links, link_capacity=link_capacity,
+        history=history, cluster=cluster, situation=situation, links=links, link_capacity=link_capacity, state=state,
         failures=failures_per_hour, away=tuple(away or ()), window=window, estimator=estimator, seed=seed, plot=plot,
         policy={name: value for name, value in policy.items() if value is not None})
     result = run(asked, plain_console(stderr=as_json))

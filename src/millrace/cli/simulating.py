@@ -32,6 +32,7 @@ from millrace.simulation.demand import Demands, Patterned, RatePattern, Walk
 from millrace.simulation.figures import Run
 from millrace.simulation.flow import LinkModel
 from millrace.simulation.loop import Conditions, simulated_run
+from millrace.simulation.moving import STATE_SHARE, MoveModel
 from millrace.simulation.recorded import HistoryWindow, recorded_demands, recorded_situation
 from millrace.simulation.world import World
 
@@ -58,6 +59,7 @@ class SimulateOptions:
     situation: str | None = None
     links: str | None = None
     link_capacity: float | None = None
+    state: float = STATE_SHARE
     failures: float = 0.0
     away: tuple[str, ...] = ()
     window: float | None = None
@@ -109,10 +111,17 @@ def chosen_world(asked: SimulateOptions) -> Chosen:
     absences = (*(_absence(text, names, hours) for text in asked.away),
                 *failures(names, asked.failures, hours, np.random.default_rng([asked.seed, 2])))
     conditions = Conditions(hours, asked.window or (60.0 if tasks > MANY_TASKS else 20.0), absences=absences,
-                            links=LinkModel(tuples_per_second=asked.link_capacity or math.inf),
+                            links=LinkModel(bytes_per_second=asked.link_capacity or math.inf),
+                            moves=_moves(asked),
                             policy=Policy().changed(asked.policy), estimator=_estimator(asked.estimator))
     return Chosen(situation, windows, relative_pattern(asked.pattern, hours), Walk(asked.walk, asked.keys), conditions,
                   asked.seed)
+
+
+def _moves(asked: SimulateOptions) -> MoveModel:
+    """State travels over the same links as tuples."""
+    model = MoveModel(state_share=asked.state)
+    return replace(model, bytes_per_second=min(model.bytes_per_second, asked.link_capacity or math.inf))
 
 
 def run_all(chosen: Chosen, names: Sequence[str]) -> list[tuple[Run, float]]:

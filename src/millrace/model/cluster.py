@@ -47,7 +47,8 @@ class Node:
 class _ClusterCache:
     """Caches of values derived from a cluster: not fields, so they are neither compared nor sent."""
 
-    __slots__ = ("_node_of", "_slots_of")
+    __slots__ = ("_live", "_node_of", "_slots_of")
+    _live: frozenset[int]
     _node_of: dict[int, Node]
     _slots_of: dict[str, tuple[Slot, ...]]
 
@@ -91,6 +92,15 @@ class Cluster(_ClusterCache):
     def link_cost(self, one: str, other: str) -> float:
         """The cost of a unit of traffic between two nodes; 0 within a node."""
         return 0.0 if one == other else self.links.get(pair_of(one, other), LINK_COST)
+
+    @property
+    def live(self) -> frozenset[int]:
+        """The numbers of the slots."""
+        try:
+            return self._live
+        except AttributeError:
+            object.__setattr__(self, "_live", frozenset(slot.number for slot in self.slots))
+            return self._live
 
     def slots_of(self, node: str) -> tuple[Slot, ...]:
         """The live slots of the node, by number; none if the node is unknown."""

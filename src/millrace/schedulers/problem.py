@@ -30,6 +30,7 @@ from millrace.schedulers.base import (
     next_plan,
 )
 from millrace.schedulers.inputs.demands import demands
+from millrace.schedulers.inputs.machines import node_capacities
 from millrace.schedulers.inputs.measured import TaskColumns, task_columns
 from millrace.schedulers.inputs.traffic import MOST, clean, edges
 from millrace.schedulers.parameters import parameter
@@ -93,7 +94,7 @@ class Problem:
     slot_tasks_taken: Ints
     node_names: tuple[str, ...]  # nodes that have a slot, by name
     node_mhz: Floats  # of one core, the most that a worker can use
-    node_capacity: Floats  # MHz
+    node_capacity: Floats  # MHz; of nodes with the same cores, a part that depends on what they use now
     node_memory: Floats  # MB
     node_memory_taken: Floats
     minimise: str = TUPLES
@@ -123,11 +124,15 @@ class Problem:
         declared = demands(graphs, max((by_name[name].mhz for name in nodes), default=0.0))
         traffic = edges(numbers, load, minimise != TUPLES)
         threaded = {(graph.name, part.name) for graph in graphs for part in graph.components if part.blocking}
+        cpu = clean(np.where(seen.known, seen.cpu, declared.cpu))
+        placed = current >= 0
+        of_slots = others.cpu + np.bincount(current[placed], cpu[placed], len(slots))
+        used = np.bincount(slot_node, of_slots, len(nodes)).astype(np.float64)
         on_loop = np.array([(name, task.component) not in threaded for name, task in tasks], dtype=bool)
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
-            cpu=clean(np.where(seen.known, seen.cpu, declared.cpu)), time=_busy(np.where(on_loop, seen.loop, 0.0)),
+            cpu=cpu, time=_busy(np.where(on_loop, seen.loop, 0.0)),
             memory=clean(np.where(seen.known, seen.memory, declared.memory)),
             queue=clean(seen.queue).astype(np.int64), queue_floor=clean(seen.queue_floor).astype(np.int64),
             settling=seen.settling,
@@ -136,10 +141,10 @@ class Problem:
             slot_numbers=np.array([slot.number for slot in slots], dtype=np.int64), slot_node=slot_node,
             slot_taken=others.cpu, slot_time_taken=others.time, slot_tasks_taken=others.tasks, node_names=tuple(nodes),
             node_mhz=clean([by_name[name].mhz for name in nodes]),
-            node_capacity=clean([by_name[name].capacity_mhz for name in nodes]),
+            node_capacity=clean(node_capacities(cluster, nodes, used)),
             node_memory=clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=others.memory,
             minimise=minimise, between_workers=between_workers,
-            distance=_distances(cluster, nodes) if minimise == COST else None,
+            distance=distances(cluster, nodes) if minimise == COST else None,
         )
 
     @property
@@ -400,7 +405,7 @@ def _numbered(graphs: Sequence[TopologyGraph]) -> dict[str, dict[TaskId, int]]:
     return numbers
 
 
-def _distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
+def distances(cluster: Cluster, nodes: Sequence[str]) -> Floats | None:
     """(nodes, nodes): the cost of a unit of traffic between each two; None if it is 1 between any two, which needs no matrix
     however many there are."""
     position = {name: number for number, name in enumerate(nodes)}

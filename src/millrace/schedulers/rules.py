@@ -53,7 +53,7 @@ def broken_rules(graph: TopologyGraph, cluster: Cluster, old: Plan | None, new: 
         yield f"{len(tasks - placed)} tasks have no slot, for example {min(tasks - placed)}"
     if placed - tasks:
         yield f"it places {min(placed - tasks)}, which the topology does not have"
-    live = {slot.number for slot in cluster.slots}
+    live = cluster.live
     dead = sorted(set(new.placement.values()) - live)
     if dead:
         yield f"it uses slot {dead[0]}, and the live slots are {sorted(live)}"

@@ -143,6 +143,10 @@ class _SchedulerTrial:
                               weights=self.weights(assignment))
         if self.generator.decide(self.situation, answer, ASKED, 0.0).outcome != ENACTED:
             return False
+        if self.generator.accepted is not answer and self.generator.accepted is not None:  # a part of it
+            plans = {**self.situation.plan, **self.generator.accepted.plans}
+            assignment = assignment_of(self.situation, plans)
+            figures, over = self.problem.figures(assignment), self.problem.excess(assignment) > 0
         self.result = replace(self.result, enacted=figures, enacted_overloaded=over)
         self.situation, self.assignment = replace(self.situation, plan=plans), assignment
         return True
@@ -169,8 +173,10 @@ def best_of(outcomes: Mapping[str, Sequence[Outcome]]) -> list[float | None]:
 def summary(outcomes: Sequence[Outcome], common: set[int] | None = None, best: Sequence[float | None] = ()) -> dict[str, Any]:
     """One scheduler over many situations: means, and counts of overloads and failures. `common`: the situations for the common
     ratio. `best`: the least traffic of all schedulers in each situation."""
-    to_best = [result.after.inter_node / least for result, least in zip(outcomes, best)
-               if result.after is not None and not result.overloaded and least is not None and least > NO_TRAFFIC]
+    rated = [(result, least) for result, least in zip(outcomes, best) if least is not None and least > NO_TRAFFIC]
+    to_best = [result.after.inter_node / least for result, least in rated if result.after is not None and not result.overloaded]
+    kept_to_best = [result.enacted.inter_node / least for result, least in rated
+                    if result.enacted is not None and not result.enacted_overloaded]
     ratios = [result.ratio for result in outcomes if result.ratio is not None]
     shared = [result.ratio for number, result in enumerate(outcomes) if result.ratio is not None and number in (common or ())]
     fair = [(result.after.inter_node, result.optimum) for result in outcomes
@@ -194,6 +200,7 @@ def summary(outcomes: Sequence[Outcome], common: set[int] | None = None, best: S
         "enacted": sum(result.enacted is not None and result.enacted.moved > 0 for result in outcomes),
         "enacted_ratio": _mean(kept), "enacted_overloaded": sum(result.enacted_overloaded for result in outcomes),
         "steps": _mean([result.steps for result in outcomes]), "best_ratio": _mean(to_best),
+        "enacted_best_ratio": _mean(kept_to_best),
         **{unit: _mean([result.weights[unit] for result in outcomes if unit in result.weights]) for unit in OTHER_UNITS},
     }
 

@@ -2,8 +2,8 @@
 
 Inboxes are bounded, so a worker that is at its limit slows its topologies down to their spouts, and tuples wait at the sources.
 A topology therefore runs at one share of what its sources offer, the largest at which nothing that it uses is above its
-capacity: the CPU and the loop of a worker, the CPU of a node, the links of a node. Where there is a backlog, the share may be
-above 1.
+capacity: the CPU and the loop of a worker, the CPU of a machine, the links of a node. Where there is a backlog, the share may
+be above 1.
 
 Latency is that of the queueing model of millrace.elastic, with one station for each task. A worker runs its tasks on one loop,
 so what the other tasks there use is missing to a task: with a service time s and a worker that is busy for the share u, M/M/1
@@ -20,17 +20,18 @@ from millrace.schedulers.problem import ROUNDING, Flags, Floats, Ints
 from millrace.simulation.demand import Demand
 from millrace.simulation.world import Machines, World, sums_at
 
+TUPLE_BYTES = 100.0  # of a tuple whose size was not measured
 MOST_BUSY = 0.99  # of a worker, for the model: at 1 its waiting time is infinite, and bounded inboxes prevent that
 
 
 @dataclass(frozen=True)
 class LinkModel:
     """The way between tasks: milliseconds for a hop to another worker of the node, and to another node over a link of cost 1;
-    the time grows with the cost. `tuples_per_second`: the most that a node can send, and the most that it can receive."""
+    the time grows with the cost. `bytes_per_second`: the most that a node can send, and the most that it can receive."""
 
     worker_ms: float = 0.1
     node_ms: float = 0.5
-    tuples_per_second: float = np.inf
+    bytes_per_second: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class _Uses:
         count = len(machines.slot_node)
         cpu = sums_at(self.slots[tasks], self.cpu[tasks] * of_task, count)
         busy = sums_at(self.slots[tasks], self.busy[tasks] * of_task, count)
-        return cpu, busy, sums_at(machines.slot_node, cpu, len(machines.node_capacity))
+        return cpu, busy, sums_at(machines.slot_node, cpu, len(machines.node_machine))
 
     def worst(self, share: Floats) -> Floats:
         """Use over capacity of the fullest worker, node or link that each topology uses. All uses are sums over topologies, so
@@ -110,16 +111,18 @@ class _Uses:
         machines, world = self.machines, self.world
         cpu, busy, node = self.loads(share)
         ratio = np.maximum(cpu / machines.slot_mhz, busy)
-        ratio = np.maximum(ratio, (node / machines.node_capacity)[machines.slot_node])
+        machine = sums_at(machines.node_machine, node, len(machines.machine_capacity)) / machines.machine_capacity
+        ratio = np.maximum(ratio, machine[machines.node_machine[machines.slot_node]])
         worst = np.zeros(len(world.graphs))
         np.maximum.at(worst, world.topology[self.placed], ratio[self.slots[self.placed]])
-        if np.isfinite(self.links.tuples_per_second):
+        if np.isfinite(self.links.bytes_per_second):
             far = np.flatnonzero(self.far)
             of_edge = world.topology[world.source[far]]
-            rate = self.edge_rate[far] * share[of_edge]
+            sizes = np.where(world.tuple_bytes[far] > 0, world.tuple_bytes[far], TUPLE_BYTES)
+            rate = self.edge_rate[far] * share[of_edge] * sizes
             for ends in (self.nodes[world.source[far]], self.nodes[world.target[far]]):
-                used = sums_at(ends, rate, len(machines.node_capacity))
-                np.maximum.at(worst, of_edge, (used / self.links.tuples_per_second)[ends])
+                used = sums_at(ends, rate, len(machines.node_machine))
+                np.maximum.at(worst, of_edge, (used / self.links.bytes_per_second)[ends])
         return worst
 
 

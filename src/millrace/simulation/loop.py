@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from millrace.control.scheduling.bottlenecks import Bottlenecks
+from millrace.control.scheduling.bottlenecks import Bottlenecks, changed_topologies
 from millrace.control.scheduling.load_smoothing import EstimatorParameters, make_estimator
 from millrace.control.scheduling.schedule_generator import ENACTED, Choice, Policy, ScheduleGenerator
 from millrace.errors import SchedulerFailed
@@ -16,7 +16,7 @@ from millrace.model.load import Load
 from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 from millrace.model.situation import Situation
-from millrace.schedulers.base import NewPlan, Scheduler
+from millrace.schedulers.base import Scheduler
 from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
 from millrace.schedulers.registry import traits
 from millrace.schedulers.rules import check_result
@@ -27,17 +27,17 @@ from millrace.simulation.estimates import TaskRows, array_estimator
 from millrace.simulation.figures import Run, Window
 from millrace.simulation.flow import LinkModel, WindowFlow, flow
 from millrace.simulation.measuring import Measured, Meter, Noise
+from millrace.simulation.moving import MoveModel
 from millrace.simulation.placement_rule import PlacementRule, is_whole
-from millrace.simulation.world import Machines, World
+from millrace.simulation.world import Machines, World, sums_at
 
 Progress = Callable[[float], None]  # seconds that have been simulated
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions that all schedulers have in common. `switch_seconds`: from the decision until tasks have moved.
-    `pause_seconds`: that a task stands still when it moves. `recovery_seconds`: from the loss of a node until its tasks run
-    elsewhere. `estimator` of loads: None takes the scheduler's own."""
+    """Conditions that all schedulers have in common. `recovery_seconds`: from the loss of a node until its tasks run elsewhere.
+    `estimator` of loads: None takes the scheduler's own."""
 
     hours: float
     window_seconds: float = 20.0
@@ -46,8 +46,7 @@ class Conditions:
     absences: tuple[Absence, ...] = ()
     policy: Policy = field(default_factory=Policy)
     estimator: EstimatorParameters | None = None
-    switch_seconds: float = 2.0
-    pause_seconds: float = 0.05
+    moves: MoveModel = field(default_factory=MoveModel)
     recovery_seconds: float = 2.0
 
 
@@ -68,6 +67,7 @@ class _Loop:
         self.scheduler, self.demands, self.conditions = scheduler, demands, conditions
         self.world, self.machines = World.of(situation), Machines.of(situation.cluster)
         self.acks = AckRouting(self.world)
+        self.state = conditions.moves.state(self.world)
         self.generator = ScheduleGenerator(Choice.of(name, scheduler), conditions.policy)
         self.generator.ask()
         self.bottlenecks = Bottlenecks()
@@ -93,7 +93,9 @@ class _Loop:
         lost = self._nodes_change(away(self.conditions.absences, begin, end))
         demand = self.demands.between(begin, end)
         moved = (self.before != self.slots) & (self.before >= 0) & ~lost
-        parts = self._parts(demand, moved | lost, end - begin)
+        parts = self._parts(demand, moved, lost, end - begin)
+        for record in self.conditions.moves.records(self.world, self.state, moved):
+            self.generator.costs.learn(record)
         self.now = end
         self._record(parts, demand, moved)
         measured = self.meter.measure(parts, moved | lost)
@@ -102,13 +104,13 @@ class _Loop:
 
     # -- the world ------------------------------------------------------------------------------------------------------
 
-    def _parts(self, demand: Demand, changing: Flags, seconds: float) -> list[tuple[float, WindowFlow, Ints]]:
+    def _parts(self, demand: Demand, moved: Flags, lost: Flags, seconds: float) -> list[tuple[float, WindowFlow, Ints]]:
         """The window up to the end of its moves and recoveries, and after it."""
         conditions = self.conditions
         switch = 0.0
-        if changing.any():
-            switch = min(conditions.recovery_seconds if (self.before[changing] < 0).any() else conditions.switch_seconds,
-                         seconds / 2)
+        if moved.any() or lost.any():
+            last = conditions.moves.seconds(self.state, moved, self.before, self.slots, self.machines)
+            switch = min(conditions.recovery_seconds if (self.before[moved | lost] < 0).any() else last, seconds / 2)
         parts = []
         for length, slots in ((switch, self.before), (seconds - switch, self.slots)):
             if length > 0:
@@ -123,8 +125,8 @@ class _Loop:
         seconds = sum(length for length, _, _ in parts)
         world, last = self.world, parts[-1][1]
         latency = sum(length / seconds * result.latency for length, result, _ in parts)
-        paused = np.bincount(world.topology[moved], weights=demand.rate[moved], minlength=len(world.graphs))
-        waits = paused * self.conditions.pause_seconds**2 / 2  # tuples that come during the pause wait for half of it
+        pauses = self.conditions.moves.pauses(self.state[moved])
+        waits = sums_at(world.topology[moved], demand.rate[moved] * pauses**2 / 2, len(world.graphs))  # half of it on average
         latency += np.divide(waits, last.offered * seconds, out=np.zeros(len(waits)), where=last.offered > 0)
         self.run.windows.append(Window(
             seconds, sum(length / seconds * result.inter_node for length, result, _ in parts),
@@ -188,11 +190,12 @@ class _Loop:
             self.run.error = self.run.error or f"{type(error).__name__}: {error}"
             return
         decision = self.generator.decide(situation, result, trigger, self.now)
-        if decision.outcome == ENACTED and isinstance(result, NewPlan):
+        accepted = self.generator.accepted
+        if decision.outcome == ENACTED and accepted is not None:
             self.generator.enacted(decision, self.now)
             self.run.plans += 1
-            self._take(result.plans)
-            for name in result.plans:
+            self._take(accepted.plans)
+            for name in changed_topologies(situation.plan, accepted.plans):
                 self.bottlenecks.forget(name)
 
     def _pressed(self, sample: WindowSample, measured: Measured) -> bool:
@@ -203,7 +206,7 @@ class _Loop:
                 for number, graph in enumerate(self.world.graphs) if number not in waiting}
         seen = replace(sample, loads={**sample.loads, **calm})
         self.bottlenecks.add({graph.name: graph for graph in self.world.graphs}, seen, self.cluster)
-        return bool(self.bottlenecks.lasting())
+        return self.bottlenecks.pressed()
 
 
 def first_plans(placement: PlacementRule, situation: Situation) -> dict[str, Plan]:

@@ -14,12 +14,13 @@ from millrace.model.graph import TaskId
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
-from millrace.schedulers.inputs.measured import ABSENT, PairColumns, TaskColumns, task_columns
+from millrace.schedulers.inputs.measured import ABSENT, LoadOfColumns, PairColumns, TaskColumns, task_columns
 from millrace.schedulers.problem import Flags, Floats, Ints
 from millrace.simulation.estimates import TaskRows
 from millrace.simulation.flow import WindowFlow
 from millrace.simulation.world import Machines, World, sums_at
 
+FEW = 20  # tasks that are read one by one
 PROCESSED, CPU, BUSY, BLOCKED = range(4)  # rows of measured tasks: tuples per second, MHz, and two shares of the time
 
 
@@ -88,7 +89,7 @@ class Meter:
         cpu, busy, memory, queue = (sums_at(slots[placed], values[placed], count) for values in (
             measured.tasks[CPU], np.where(self._world.own_thread, 0.0, measured.tasks[BUSY]), self._world.memory,
             measured.queue.astype(np.float64)))
-        of_nodes = zip(*(sums_at(machines.slot_node, values, len(machines.node_capacity)).tolist() for values in (cpu, memory)))
+        of_nodes = zip(*(sums_at(machines.slot_node, values, len(machines.node_machine)).tolist() for values in (cpu, memory)))
         used = {node.name: row for node, row in zip(machines.cluster.nodes, of_nodes)}
         rows = list(zip(cpu.tolist(), memory.tolist(), queue.astype(np.int64).tolist(), np.minimum(busy, 1.0).tolist()))
         workers = {slot.number: WorkerLoad(slot.node, *rows[machines.position[slot.number]]) for slot in cluster.slots}
@@ -101,7 +102,7 @@ class Meter:
         return {topology.name: LoadOfArrays(topology, self._world, measured, tasks, edges) for topology in self._topologies}
 
 
-class LoadOfArrays(Load):
+class LoadOfArrays(LoadOfColumns):
     """A load whose tasks and traffic are made from arrays when they are first read: few windows are looked at in full, and a
     hundred thousand pairs in each would take most of the time of a simulation. Schedulers read its columns."""
 
@@ -127,10 +128,10 @@ class LoadOfArrays(Load):
     def task_columns(self, tasks: Sequence[TaskId]) -> TaskColumns:
         if tasks != self._topology.in_graph:
             return task_columns(Load(self.window_seconds, self.tasks, settling=self.settling), tasks)
-        own, seconds = self._topology.in_order, self.window_seconds
+        own = self._topology.in_order
         rows, queue = self._rows[:, own], self._measured.queue[own].astype(np.float64)
         return TaskColumns(np.ones(len(own), dtype=bool), self._measured.settling[own], rows[CPU], self._world.memory[own],
-                           rows[BUSY] * seconds / seconds, queue, queue)
+                           rows[BUSY], queue, queue)
 
     def pair_columns(self, numbers: Mapping[TaskId, int]) -> PairColumns:
         topology, seconds = self._topology, self.window_seconds
@@ -159,32 +160,39 @@ class LoadOfArrays(Load):
             object.__setattr__(self, "_bytes", sizes)
         return sizes
 
-    def _task_loads(self) -> Iterator[tuple[TaskId, TaskLoad]]:
-        seconds, own, measured, world = self.window_seconds, self._topology.places, self._measured, self._world
-        rows = self._rows[:, own]
-        columns = (np.rint(rows[PROCESSED] * seconds).astype(np.int64), rows[CPU], rows[BUSY] * seconds,
-                   rows[BLOCKED] * seconds, world.memory[own], measured.queue[own],
+    def _task_loads(self, rows: slice) -> Iterator[tuple[TaskId, TaskLoad]]:
+        """The loads of these tasks, in the order of the topology's."""
+        seconds, own, measured, world = self.window_seconds, self._topology.places[rows], self._measured, self._world
+        of_task = self._rows[:, own]
+        columns = (np.rint(of_task[PROCESSED] * seconds).astype(np.int64), of_task[CPU], of_task[BUSY] * seconds,
+                   of_task[BLOCKED] * seconds, world.memory[own], measured.queue[own],
                    np.rint(measured.offered[own] * seconds).astype(np.int64), measured.lag[own].astype(np.int64),
                    world.spout[own])
         for (task, _), (done, cpu, busy, blocked, memory, queue, offered, lag, spout) in zip(
-                self._topology.tasks, zip(*(column.tolist() for column in columns))):
+                self._topology.tasks[rows], zip(*(column.tolist() for column in columns))):
             yield task, TaskLoad(emitted=done if spout else 0, executed=0 if spout else done, queue_length=queue,
                                  queue_floor=queue, busy_seconds=busy, blocked_seconds=blocked, offered=offered,
                                  lag=lag if spout else None, cpu_mhz=cpu, memory_mb=memory)
 
 
 class _TasksOfArrays(Mapping[TaskId, TaskLoad]):
-    """The loads of a topology's tasks, made when one of them is first read. It is known before which tasks there are."""
+    """The loads of a topology's tasks, made when they are first read: a few of them one by one, more all at once. It is known
+    before which tasks there are."""
 
-    def __init__(self, topology: _Topology, make: Callable[[], Iterator[tuple[TaskId, TaskLoad]]]) -> None:
+    def __init__(self, topology: _Topology, make: Callable[[slice], Iterator[tuple[TaskId, TaskLoad]]]) -> None:
         self._topology, self._make = topology, make
+        self._read = 0  # one by one
 
     @cached_property
     def _made(self) -> dict[TaskId, TaskLoad]:
-        return dict(self._make())
+        return dict(self._make(slice(None)))
 
     def __getitem__(self, task: TaskId) -> TaskLoad:
-        return self._made[task]
+        self._read += 1
+        if self._read > FEW:
+            return self._made[task]
+        row = self._topology.rank[task]
+        return next(self._make(slice(row, row + 1)))[1]
 
     def items(self) -> ItemsView[TaskId, TaskLoad]:
         return self._made.items()
@@ -193,7 +201,7 @@ class _TasksOfArrays(Mapping[TaskId, TaskLoad]):
         return self._made.values()
 
     def __contains__(self, task: object) -> bool:
-        return task in self._topology.known
+        return task in self._topology.rank
 
     def __iter__(self) -> Iterator[TaskId]:
         return (task for task, _ in self._topology.tasks)
@@ -212,8 +220,7 @@ class _Topology:
         self.places: Ints = np.array([place for _, place in self.tasks], dtype=np.int64)
         self.in_graph = world.graphs[number].tasks()
         self.in_order: Ints = np.array(own, dtype=np.int64)  # the places of the tasks as the graph has them
-        rank = {task: row for row, (task, _) in enumerate(self.tasks)}
-        self.known = rank.keys()
+        self.rank = rank = {task: row for row, (task, _) in enumerate(self.tasks)}
         edges = np.flatnonzero(world.topology[world.source] == number).tolist()
         pairs = sorted(((world.tasks[int(world.source[edge])][1], world.tasks[int(world.target[edge])][1]), edge)
                        for edge in edges)

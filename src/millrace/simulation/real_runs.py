@@ -78,6 +78,15 @@ def apart(runs: list[RealRun]) -> list[tuple[RealRun, RealRun]]:
     return [(one, other) for one, other in combinations(ordered, 2) if other.measured - one.measured > least]
 
 
+def distinct(runs: list[RealRun]) -> int:
+    """The number of results, those that are alike counted once."""
+    least, kept = ALIKE * max(run.measured for run in runs), [-np.inf]
+    for measured in sorted(run.measured for run in runs):
+        if measured - kept[-1] > least:
+            kept.append(measured)
+    return len(kept) - 1
+
+
 def wrong_order(runs: list[RealRun]) -> list[tuple[str, str]]:
     """The pairs that the simulation has the other way round."""
     return [(one.scheduler, other.scheduler) for one, other in apart(runs) if one.simulated >= other.simulated]

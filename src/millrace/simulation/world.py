@@ -18,8 +18,9 @@ from millrace.model.graph import ACKER, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
+from millrace.schedulers.inputs.machines import machine_capacities
 from millrace.schedulers.inputs.traffic import clean
-from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints
+from millrace.schedulers.problem import NOWHERE, Flags, Floats, Ints, distances
 
 
 @dataclass(frozen=True)
@@ -220,31 +221,29 @@ def _fans(tasks: Sequence[tuple[str, TaskId]], source: Ints, target: Ints) -> In
 
 @dataclass(frozen=True)
 class Machines:
-    """All nodes and slots of a cluster as arrays; which of them are up changes."""
+    """All machines, nodes and slots of a cluster as arrays; which of them are up changes."""
 
     cluster: Cluster
     slot_node: Ints
     slot_mhz: Floats  # of one core, the most that a worker can use
-    node_capacity: Floats  # MHz
+    node_machine: Ints  # of each node: the machine that its cores belong to
+    machine_capacity: Floats  # MHz
     position: Mapping[int, int]  # of each slot number
     distance: Floats | None  # (nodes, nodes): cost of the link; None: 1 between any two nodes
 
     @classmethod
     def of(cls, cluster: Cluster) -> Machines:
         number = {node.name: position for position, node in enumerate(cluster.nodes)}
+        whole = machine_capacities(cluster)
+        machine = {name: position for position, name in enumerate(whole)}
         return cls(cluster, np.array([number[slot.node] for slot in cluster.slots], dtype=np.int64),
                    np.array([cluster.node_of(slot.number).mhz for slot in cluster.slots]),
-                   np.array([node.capacity_mhz for node in cluster.nodes]),
-                   {slot.number: position for position, slot in enumerate(cluster.slots)}, _distance(cluster))
+                   np.array([machine[node.machine or node.name] for node in cluster.nodes], dtype=np.int64),
+                   np.array(list(whole.values())),
+                   {slot.number: position for position, slot in enumerate(cluster.slots)}, distances(cluster, list(number)))
 
     def without(self, away: frozenset[str]) -> Cluster:
         """The cluster as a master sees it while these nodes are away."""
         return replace(self.cluster, nodes=tuple(node for node in self.cluster.nodes if node.name not in away),
                        slots=tuple(slot for slot in self.cluster.slots if slot.node not in away))
 
-
-def _distance(cluster: Cluster) -> Floats | None:
-    if not cluster.links:
-        return None
-    names = [node.name for node in cluster.nodes]
-    return np.array([[cluster.link_cost(one, other) for other in names] for one in names])

@@ -59,8 +59,8 @@ class StationaryStream:
         situation = Situation(self.truth.graphs, self.truth.cluster, load, self.plan)
         result = check_result(situation, self.scheduler.schedule(situation.graphs, situation.cluster, load, self.plan))
         decision = self.generator.decide(situation, result, trigger, self.now)
-        if decision.outcome == ENACTED and isinstance(result, NewPlan):
-            self.carry_out(result, decision)
+        if decision.outcome == ENACTED and self.generator.accepted is not None:
+            self.carry_out(self.generator.accepted, decision)
         return decision
 
     def carry_out(self, result: NewPlan, decision: Decision) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from millrace.cli.comparing import VARIANTS, Situations, chosen, compare
+from millrace.cli.comparing import CORES, VARIANTS, Situations, _random_situation, chosen, compare
 from millrace.errors import BadParameter, BadSituation, MillraceError, UnknownName
 from millrace.master.load.history import History
 from millrace.model.sample import NodeLoad, WindowSample, WorkerLoad
@@ -31,7 +31,7 @@ def printed(console: Console) -> str:
 
 def test_random_situations() -> None:
     output = console()
-    result = compare(Situations(random=6, seed=3), ONLY, output)
+    result = compare(Situations(random=6, seed=3, tasks=(4, 12), nodes=(2, 4)), ONLY, output)
     assert json.loads(json.dumps(result)) == result, "must be plain data"
     assert (result["instances"], result["seed"]) == (6, 3)
     assert list(result["schedulers"]) == ONLY
@@ -107,6 +107,17 @@ def test_shapes_and_sizes() -> None:
         assert row["failed"] == 0 and (row["best_ratio"] is None or row["best_ratio"] >= 1.0)
     with pytest.raises(BadParameter, match="no shape 'ring' of topologies; there are layered"):
         compare(Situations(random=1, shape="ring"), ["even"], console())
+
+
+def test_random_situations_are_of_several_shapes_and_sizes_unless_one_is_named() -> None:
+    rng, named = np.random.default_rng(1), np.random.default_rng(1)
+    several = [_random_situation(Situations(), rng) for _ in range(40)]
+    sizes = [sum(len(graph.tasks()) for graph in case.graphs) for case in several]
+    assert min(sizes) < 8 and max(sizes) > 16, "with and without a known optimum"
+    assert {node.cores for case in several for node in case.cluster.nodes} == set(CORES)
+    stars = [_random_situation(Situations(shape="star", tasks=(9, 9), nodes=(3, 3), cores=2), named) for _ in range(10)]
+    assert all(sum(len(graph.tasks()) for graph in case.graphs) == 9 for case in stars)
+    assert {(len(case.cluster.nodes), node.cores) for case in stars for node in case.cluster.nodes} == {(3, 2)}
 
 
 def test_columns_for_other_units_than_tuples(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_links(tmp_path: Path) -> None:
     (tmp_path / "links.toml").write_text('between_zones = 5.0\n[zones]\na = ["n0000"]\nb = ["n0001", "n0002"]\n')
     chosen = chosen_world(replace(SMALL, links=str(tmp_path / "links.toml"), link_capacity=300.0))
     assert [chosen.situation.cluster.link_cost(*pair) for pair in (("n0000", "n0001"), ("n0001", "n0002"))] == [5.0, 1.0]
-    assert chosen.conditions.links.tuples_per_second == 300.0
+    assert chosen.conditions.links.bytes_per_second == 300.0
     plain = run(replace(SMALL, schedulers=("even",)), console())["runs"][0]
     linked = run(replace(SMALL, schedulers=("even",), links=str(tmp_path / "links.toml")), console())["runs"][0]
     capped = run(replace(SMALL, schedulers=("even",), link_capacity=300.0), console())["runs"][0]

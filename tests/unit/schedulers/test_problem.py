@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from by_hand import cluster, graph, load, plan
 
+from millrace.model.cluster import Cluster, Node, Slot
 from millrace.model.graph import TaskId
 from millrace.model.load import Load, TaskLoad
 from millrace.schedulers.base import LOOPS, Overload
@@ -91,3 +92,24 @@ def test_links_do_not_matter_unless_cost_is_minimised_and_equal_ones_need_no_mat
     nodes = cluster(n1=[0, 1], n2=[2], links={"n2 n1": 4.0})
     assert Problem.of([GRAPH], nodes, {"t": load(TALK)}, APART).distance is None
     assert Problem.of([GRAPH], NODES, {"t": load(TALK)}, APART, minimise="cost").distance is None
+
+
+def shared(*mhz: float) -> Problem:
+    """A task on each of three nodes, of which the first two have the same machine with 2,000 MHz."""
+    nodes = tuple(Node(f"n{number}", 1, 1000.0, 4096, machine) for number, machine in enumerate(("host", "host", "")))
+    used = load(a0=mhz[0], b0=mhz[1], c0=mhz[2])
+    return Problem.of([graph(a=1, b=1, c=1)], Cluster(nodes, tuple(Slot(node.name, "e", at) for at, node in enumerate(nodes))),
+                      {"t": used}, {"t": plan(a=[0], b=[1], c=[2])})
+
+
+def test_a_node_may_use_what_another_one_leaves_of_their_machine() -> None:
+    problem = shared(1200.0, 100.0, 500.0)
+    assert problem.node_capacity.tolist() == pytest.approx([1200 / 0.9 + 278, 100 / 0.9 + 278, 1000], abs=1)
+    assert problem.excesses(problem.current, 0.9)[3:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mhz", [(0.0, 0.0), (300.0, 200.0), (1700.0, 50.0), (1900.0, 0.0), (1900.0, 500.0)])
+def test_nodes_that_share_a_machine_never_get_more_than_that_and_are_full_only_with_it(mhz: tuple[float, float]) -> None:
+    problem = shared(*mhz, 0.0)
+    assert problem.node_capacity[:2].sum() == pytest.approx(2000.0)
+    assert problem.place_loads(problem.current)[3:5].max() <= max(sum(mhz) / 2000, 0.9) + 1e-9

@@ -103,7 +103,8 @@ def test_summary() -> None:
                    "nodes_used": pytest.approx(5 / 3), "moved": pytest.approx(4 / 3), "plan_ms": 250.0,
                    "error": "ValueError: oops", "common_ratio": None, "ratio_of_sums": 3.0, "inter_node": 40.0,
                    "inter_process": 0.0, "largest_load": pytest.approx(4 / 3), "enacted": 1, "enacted_ratio": 4.0,
-                   "enacted_overloaded": 0, "steps": 0.5, "best_ratio": None, "bytes": None, "cost": None}
+                   "enacted_overloaded": 0, "steps": 0.5, "best_ratio": None,
+                   "enacted_best_ratio": None, "bytes": None, "cost": None}
 
 
 def test_plans_are_measured_in_the_units_that_a_scheduler_minimises() -> None:
@@ -189,6 +190,14 @@ def test_the_best_of_all_takes_the_place_of_the_optimum() -> None:
                 "other": [found(NoChange("stays"), None), found(placed(0, 0, 0, 0), None)]}
     assert best_of(outcomes) == [20.0, None]
     assert [summary(each, None, best_of(outcomes))["best_ratio"] for each in outcomes.values()] == [1.0, 5.0]
+
+
+def test_what_is_in_force_is_compared_with_the_best_too() -> None:
+    """The second plan is wanted and refused, so the traffic stays as it was."""
+    wanted = found(placed(0, 0, 1, 1), None)
+    refused = replace(wanted, enacted=wanted.before)
+    assert [summary([each], None, [20.0])["enacted_best_ratio"] for each in (wanted, refused)] == [1.0, 5.0]
+    assert [summary([each], None, [20.0])["best_ratio"] for each in (wanted, refused)] == [1.0, 1.0]
 
 
 def test_summary_of_nothing() -> None:

@@ -29,6 +29,7 @@ from millrace.simulation.demand import Patterned, Walk
 from millrace.simulation.figures import Run
 from millrace.simulation.loop import Conditions, first_plans, simulated_run
 from millrace.simulation.measuring import Noise
+from millrace.simulation.moving import MoveModel
 from millrace.simulation.placement_rule import PlacementRule
 from millrace.simulation.world import World
 
@@ -79,7 +80,7 @@ def test_a_scheduler_that_changes_nothing_leaves_the_traffic_as_it_is() -> None:
 
 def test_a_plan_takes_effect_after_the_switch() -> None:
     before = run(Even(), factor=0.01).windows[0].inter_node
-    seen = run(Gather(), factor=0.01, switch_seconds=5.0)
+    seen = run(Gather(), factor=0.01, moves=MoveModel(switch_seconds=5.0, state_share=0.0))
     assert seen.plans == 1 and sum(window.moves for window in seen.windows) == seen.windows[1].moves > 0
     assert [window.inter_node for window in seen.windows[:3]] == pytest.approx([before, before * 5 / 20, 0.0])
     assert seen.windows[2].nodes_used == 1

@@ -14,7 +14,7 @@ import pytest
 
 from millrace.model.graph import ACKER
 from millrace.model.situation import Situation
-from millrace.simulation.real_runs import RealRun, apart, compared_runs, wrong_order
+from millrace.simulation.real_runs import RealRun, apart, compared_runs, distinct, wrong_order
 
 RECORD: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_runs.json").read_text())
 NEAR = 0.05  # of the traffic of the even placement
@@ -47,6 +47,11 @@ def test_the_load_of_one_placement_predicts_the_traffic_of_others(runs: list[Rea
 
 def test_schedulers_come_in_the_order_of_the_real_run(runs: list[RealRun]) -> None:
     assert len(apart(runs)) >= 3 and wrong_order(runs) == [], runs
+
+
+def test_results_that_are_alike_count_once() -> None:
+    runs = [RealRun("x", measured, 0.0, 0.0, 1) for measured in (100.0, 97.0, 93.0, 50.0, 45.0, 0.0)]
+    assert distinct(runs) == 3 and distinct(runs[-1:]) == 1
 
 
 def test_a_wrong_order_is_found() -> None:

@@ -57,6 +57,15 @@ def test_traffic_and_loads_of_a_placement() -> None:
     assert seen.share.tolist() == [1.0] and seen.waiting.tolist() == [0.0] and not seen.overloaded
 
 
+def test_nodes_with_the_same_cores_are_at_their_limit_together() -> None:
+    """n0 and n1 ask for 120 and 80 MHz of a machine with 110, or 220."""
+    case = situation()
+    for part, used in ((0.055, [66.0, 44.0]), (0.11, [120.0, 80.0])):
+        nodes = tuple(replace(node, cores=part, machine="host") for node in case.cluster.nodes)
+        seen = flowing(replace(case, cluster=replace(case.cluster, nodes=nodes)), [0, 0, 2])
+        assert seen.node_cpu.tolist() == pytest.approx(used)
+
+
 def test_a_full_worker_slows_its_topology_down_and_tuples_wait_at_the_source() -> None:
     seen = flowing(situation(), [0, 1, 2], factor=20.0)  # the worker of b[0] is asked for 2,400 of 1,000 MHz
     assert seen.overloaded and seen.share[0] == pytest.approx(1000 / 2400)
@@ -76,7 +85,12 @@ def test_the_cores_of_a_node_are_shared_by_its_workers() -> None:
 
 
 def test_a_link_is_a_limit_too() -> None:
-    assert flowing(situation(), [0, 2, 2], links=LinkModel(0.0, 0.0, 50.0)).share[0] == pytest.approx(0.5)
+    """100 tuples/s of 100 bytes, as they count if their size is not known, or of 40."""
+    assert flowing(situation(), [0, 2, 2], links=LinkModel(0.0, 0.0, 5000.0)).share[0] == pytest.approx(0.5)
+    sized = situation()
+    load = replace(sized.load["t"], traffic_bytes={pair: 40.0 * tuples for pair, tuples in sized.load["t"].traffic.items()})
+    seen = flowing(replace(sized, load={"t": load}), [0, 2, 2], links=LinkModel(0.0, 0.0, 1000.0))
+    assert seen.share[0] == pytest.approx(0.25)
     assert not flowing(situation(), [0, 0, 1], links=LinkModel(0.0, 0.0, 50.0)).overloaded
 
 
@@ -133,7 +147,7 @@ def test_the_world_repeats_what_was_measured(shape: str) -> None:
     assert rate == pytest.approx(world.base_rate) and (world.cpu_cost * rate)[~world.spout] == pytest.approx(
         problem.cpu[~world.spout])
     machines = Machines.of(case.cluster)
-    generous = replace(machines, slot_mhz=machines.slot_mhz * 1e6, node_capacity=machines.node_capacity * 1e6)
+    generous = replace(machines, slot_mhz=machines.slot_mhz * 1e6, machine_capacity=machines.machine_capacity * 1e6)
     world = replace(world, busy_cost=world.busy_cost * 0)
     seen = flow(world, generous, NO_HOPS, Demand(rate, rate[world.source] * world.selectivity),
                 world.slots_of(case.plan, machines.position), np.zeros(len(world.graphs)), 1.0)
@@ -151,7 +165,7 @@ def test_nothing_is_ever_above_its_capacity(seed: int, factor: float) -> None:
     seen = flow(world, machines, LinkModel(), Demand(rate, rate[world.source] * world.selectivity),
                 world.slots_of(case.plan, machines.position), waiting, 20.0)
     assert (seen.slot_cpu <= machines.slot_mhz * (1 + 1e-9)).all() and (seen.slot_busy <= 1 + 1e-9).all()
-    assert (seen.node_cpu <= machines.node_capacity * (1 + 1e-9)).all()
+    assert (seen.node_cpu <= machines.machine_capacity * (1 + 1e-9)).all()
     emitted = seen.share * seen.offered * 20.0
     assert emitted + seen.waiting == pytest.approx(waiting + seen.offered * 20.0), "tuples are neither lost nor made"
 

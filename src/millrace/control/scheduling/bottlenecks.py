@@ -18,6 +18,7 @@ from millrace.control.scheduling.hot_groups import pressure
 from millrace.model.cluster import Cluster
 from millrace.model.graph import ComponentDef, TaskId, TopologyGraph
 from millrace.model.load import Load, TaskLoad
+from millrace.model.plan import Plan
 from millrace.model.sample import WindowSample
 
 LASTING = 3  # windows for which a component holds its topology up before that counts
@@ -173,16 +174,19 @@ class Bottlenecks:
     """The bottlenecks of all topologies in the last windows."""
 
     _seen: dict[tuple[str, str], _Seen] = field(default_factory=dict)  # by topology and component
+    _slowed: dict[str, int] = field(default_factory=dict)  # windows in a row in which any component held up the topology
 
     def add(self, graphs: Mapping[str, TopologyGraph], sample: WindowSample, cluster: Cluster) -> None:
         """Take a window. One in which tasks were started or moved says nothing about their topology."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] in graphs}
+        self._slowed = {name: windows for name, windows in self._slowed.items() if name in graphs}
         workers = _WorkersOfWindow(sample, cluster)
         for name, graph in graphs.items():
             if name not in sample.loads or sample.loads[name].settling:
                 continue
             bottleneck = bottleneck_of(graph, sample, cluster, workers)
             key = (name, bottleneck.component) if bottleneck is not None else None
+            self._slowed[name] = self._slowed.get(name, 0) + 1 if bottleneck is not None else 0
             if key is not None and bottleneck is not None:
                 seen = self._seen.setdefault(key, _Seen(bottleneck))
                 seen.newest, seen.windows, seen.since = bottleneck, seen.windows + 1, 0
@@ -195,7 +199,20 @@ class Bottlenecks:
     def forget(self, topology: str) -> None:
         """Begin anew with a topology: it has ended, or its tasks have moved."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] != topology}
+        self._slowed.pop(topology, None)
+
+    def pressed(self) -> bool:
+        """True if a topology has been held up for some windows, by one component or another: a full worker may have tasks of
+        several, and which of them seems the busiest changes by chance."""
+        return any(windows >= LASTING for windows in self._slowed.values()) or bool(self.lasting())
 
     def lasting(self, windows: int = LASTING) -> list[Bottleneck]:
         """The bottlenecks of so many windows."""
         return [seen.newest for _, seen in sorted(self._seen.items()) if seen.windows >= windows]
+
+
+def changed_topologies(running: Mapping[str, Plan], plans: Mapping[str, Plan]) -> list[str]:
+    """The topologies whose tasks or key groups these plans move. A scheduler's answer has the others, too: what was seen of
+    them still holds."""
+    return [name for name, plan in plans.items()
+            if name not in running or plan.placement != running[name].placement or plan.key_groups != running[name].key_groups]

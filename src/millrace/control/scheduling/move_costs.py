@@ -55,7 +55,7 @@ class MoveCosts:
     def tuples(self, plans: Mapping[str, Plan], running: Mapping[str, Plan], load: Mapping[str, Load], strategy: str) -> float:
         """The cost of going from the running plans to these."""
         return sum(self._of_topology(name, plan, running[name], load.get(name, Load()), strategy)
-                   for name, plan in plans.items() if name in running)
+                   for name, plan in plans.items() if name in running and plan is not running[name])
 
     def _of_topology(self, name: str, plan: Plan, running: Plan, load: Load, strategy: str) -> float:
         change = Plan.diff(running, plan)

@@ -139,8 +139,9 @@ class OverloadWatch:
 
     def lasting(self, threshold: float) -> list[PlaceLoad]:
         """The places that have been overloaded for some windows, with their load in the newest."""
+        least = {where: max(threshold, place.least) for where, place in self._newest.items()}
         return [self._newest[where] for where, shares in self._shares.items()
-                if lasts(list(shares), max(threshold, self._newest[where].least), self._changes[where])]
+                if max(shares) >= least[where] - ROUNDING and lasts(list(shares), least[where], self._changes[where])]
 
 
 def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()) -> bool:

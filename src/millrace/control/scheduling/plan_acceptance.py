@@ -15,10 +15,11 @@ and, except for the first two, overloads nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,88 +34,16 @@ from millrace.control.scheduling.plan_gains import (
     traffic_gains,
     with_recent_loads,
 )
+from millrace.control.scheduling.relief_moves import relieving_part
+from millrace.control.scheduling.thresholds import NOTHING_RELIEVED, Lasting, Thresholds
 from millrace.model.cluster import Cluster
 from millrace.model.plan import Plan
 from millrace.model.situation import Situation
 from millrace.schedulers.balance import skew
-from millrace.schedulers.overload import NO_EXCESS, PER_MOVE, fallen, relieves, rises
-from millrace.schedulers.problem import Figures, Flags, Floats, Ints, Problem
+from millrace.schedulers.base import NewPlan
+from millrace.schedulers.problem import Figures, Ints, Problem
 
-PAYBACK_SECONDS = 300.0
-TOLERANCE = 0.02  # by which loads over several windows may exceed the estimate that a plan was made for
-DAMPING = 0.3  # share of the cost that a plan must save if all tasks have moved shortly before
-OTHER_LOAD = 0.2  # share by which the cost may differ from the one promised if the load is the same
 NEWEST = 3  # windows over which an overload is averaged: few, since it may have come suddenly
-
-
-@dataclass(frozen=True)
-class Settled:
-    """The plans shortly before: the share of all tasks that they moved, and the cost of traffic that the last one promised;
-    None if there was none."""
-
-    moved: float = 0.0
-    promised: float | None = None
-
-    def least_gain(self, cost: float, moves: int) -> float:
-        """The share of the cost that a plan with so many moves must save. Noise shows a scheduler new plans all the time, and
-        each may be a little better. So, while the cost is as promised, more is asked the more tasks have moved. A single move
-        is exempt: it is how some schedulers work."""
-        if self.promised is None or moves <= 1 or abs(cost - self.promised) > OTHER_LOAD * self.promised:
-            return 0.0
-        return DAMPING * min(self.moved, 1.0)
-
-
-class Lasting(NamedTuple):
-    """(slots + nodes + nodes) each, in the order of `Problem.excesses`: the places whose overload lasts, and those that have
-    for some windows needed more than they have. A full place shows a little more than it has now and then: that is noise."""
-
-    overloaded: Flags
-    beyond: Flags
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Limits that a plan is held against. `overload`: share of the CPU of a node or worker, or of a worker's time, that counts
-    as overload; `fills`: the share up to which a plan may fill them. `payback`: seconds within which a plan must save more than
-    its moves cost. `settled`: what plans shortly before ask of this one."""
-
-    min_gain: float = 0.0
-    overload: float = 0.95
-    fills: float = 0.9
-    payback: float = PAYBACK_SECONDS
-    settled: Settled = field(default_factory=lambda: Settled())
-
-    def relieves(self, problem: Problem, assignment: Ints, lasting: Lasting) -> bool:
-        """True if the plan relieves some of the `lasting` overloads by enough for its moves, and neither makes nor worsens
-        another one. Where more is used than there is, places may be filled to the last; else no further than a scheduler fills
-        them."""
-        moves = int((assignment != problem.current).sum())
-        before, after = _excesses(problem, assignment, self.overload, lasting.overloaded)
-        full, left = _excesses(problem, assignment, 1.0, lasting.beyond)
-        lower = problem.place_loads(assignment) <= problem.place_loads(problem.current) * (1 - self.min_gain)
-        if rises(full, left) or not lower[(before > after) | (full > left)].any():
-            return False
-        if fallen(full, left) > NO_EXCESS:
-            return max(fallen(full, left), fallen(before, after)) >= PER_MOVE * moves
-        return relieves(before, after, moves) and not self.overfills(problem, assignment)
-
-    def overfills(self, problem: Problem, assignment: Ints) -> bool:
-        """True if the plan fills nodes and workers more than it may, all together, or overloads one of them: it would soon be
-        reverted. A worker that one task fills alone is no reason to undo anything."""
-        fills = min(self.fills + TOLERANCE, 1.0)
-        before, after = ([problem.excesses(each, share, avoidable=True) for share in (fills, max(self.overload, fills))]
-                         for each in (problem.current, assignment))
-        return fallen(before[0], after[0]) < -NO_EXCESS or rises(before[1], after[1])
-
-    def gains(self, before: float, after: float, least: float = 0.0) -> bool:
-        return after < before and after <= before * (1 - max(self.min_gain, least))
-
-
-def _excesses(problem: Problem, assignment: Ints, share: float, lasting: Flags) -> tuple[Floats, Floats]:
-    """The excess of every place before and after. That of places whose overload does not last may be noise: it counts only if
-    it rises."""
-    before, after = (problem.excesses(each, share, avoidable=True) for each in (problem.current, assignment))
-    return before, np.where(lasting, after, np.maximum(before, after))
 
 
 @dataclass(frozen=True)
@@ -156,61 +85,116 @@ class Review:
 
 @dataclass(frozen=True)
 class _Gain:
-    """One way in which a plan may be better. `enough`: by the share `least`, as the load is estimated. `rate`: tuples per
-    second that it saves by that estimate; `rates`: in each of the last windows."""
+    """One way in which a plan may be better. `what`: the figure that it lowers, `before` and `after`, and `least` the share by
+    which it must, as the load is estimated; `enough`: it does. `rate`: tuples per second that it saves by that estimate;
+    `measured`: in each of the last windows."""
 
+    what: str
+    before: float
+    after: float
     enough: bool
     least: float
     rate: float
-    rates: Sequence[float]
+    measured: Callable[[], Sequence[float]]
 
     def shortfall(self, thresholds: Thresholds, cost: float) -> str:
         """The reason why this does not justify the plan; empty if it does. `cost` of the moves, in tuples."""
+        if self.after >= self.before:
+            return f"it does not lower {self.what}"
         if not self.enough:
-            return f"below the minimum gain, {self.least:.0%}"
-        if not exceeds_noise(self.rates):
-            return f"not more than noise in the last {len(self.rates)} windows"
-        saved = (fmean(self.rates) if self.rates else self.rate) * thresholds.payback
+            return f"it lowers {self.what} by {1 - self.after / self.before:.1%}, less than the minimum gain, {self.least:.1%}"
+        rates = self.measured()
+        if not exceeds_noise(rates):
+            return f"it lowers {self.what} by not more than noise in the last {len(rates)} windows"
+        saved = (fmean(rates) if rates else self.rate) * thresholds.payback
         if thresholds.payback and saved <= cost:
             return f"it saves {saved:,.0f} tuples in {thresholds.payback:g} s, and its moves cost as much as {cost:,.0f}"
         return ""
 
 
-def review(situation: Situation, plans: Mapping[str, Plan], thresholds: Thresholds, evidence: Evidence | None = None,
-           objective: Mapping[str, Any] | None = None) -> Review:
-    """Compare the plans with those in force and decide whether they are accepted. `objective`: what the scheduler minimises, as
-    arguments of `Problem.of`."""
-    evidence, objective = evidence or Evidence(), objective or {}
-    problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan, **objective)
-    assignment = planned_slots(problem, plans)
-    before, after = problem.figures(problem.current), problem.figures(assignment)
-    skews = [skew(situation.graphs, situation.load, plan) for plan in (situation.plan, plans)]
-    cost = evidence.costs.tuples(plans, situation.plan, situation.load, evidence.strategy)
-    moved = tuple(_moves(situation, plans))
-    expected = {"before": {**asdict(before), "skew": skews[0]}, "after": {**asdict(after), "skew": skews[1]},
-                "moves_cost": cost}
-    if (problem.current < 0).any():
-        return Review(moved, expected)
-    newest, recent = (with_recent_loads(problem, windows) for windows in (evidence.windows[-NEWEST:], evidence.windows))
-    if thresholds.relieves(newest, assignment, evidence.lasting(problem, situation.cluster)):
-        return Review(moved, expected)
-    loads = recent.figures(problem.current), recent.figures(assignment)
-    figures = (f"{problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node {loads[0].largest_load:.0%} -> "
-               f"{loads[1].largest_load:.0%}, of a worker {_worker_load(loads[0]):.0%} -> {_worker_load(loads[1]):.0%}")
-    if thresholds.overfills(recent, assignment):
-        return Review(moved, expected, f"{figures}: overload")
-    if after.nodes_used < before.nodes_used and after.cost <= before.cost:
-        return Review(moved, expected)
-    weight = _weight_of_tuple(problem)
-    least = thresholds.settled.least_gain(before.cost, after.moved)
-    traffic = _Gain(thresholds.gains(before.cost, after.cost, least), max(least, thresholds.min_gain),
-                    (before.cost - after.cost) / weight,
-                    [gain / weight for gain in traffic_gains(situation, plans, evidence.windows, objective)])
-    balance = _Gain(thresholds.gains(*skews), thresholds.min_gain, sum(balance_gains(situation, plans, [situation.load])),
-                    balance_gains(situation, plans, evidence.group_windows))
-    if not all(shortfalls := [gain.shortfall(thresholds, cost) for gain in (traffic, balance)]):
-        return Review(moved, expected)
-    return Review(moved, expected, f"{figures}: {shortfalls[balance.enough and not traffic.enough]}")
+class Reviewer:
+    """Compares plans with those in force in one situation. `objective`: what the scheduler minimises, as arguments of
+    `Problem.of`. The situation of a large cluster takes long to look at, so that is done once for all plans."""
+
+    def __init__(self, situation: Situation, thresholds: Thresholds, evidence: Evidence | None = None,
+                 objective: Mapping[str, Any] | None = None) -> None:
+        self._situation, self._thresholds = situation, thresholds
+        self._evidence, self._objective = evidence or Evidence(), objective or {}
+        self._problem = Problem.of(situation.graphs, situation.cluster, situation.load, situation.plan, **self._objective)
+
+    @cached_property
+    def _newest(self) -> Problem:
+        return with_recent_loads(self._problem, self._evidence.windows[-NEWEST:])
+
+    @cached_property
+    def _recent(self) -> Problem:
+        return with_recent_loads(self._problem, self._evidence.windows)
+
+    @cached_property
+    def _lasting(self) -> Lasting:
+        return self._evidence.lasting(self._problem, self._situation.cluster)
+
+    def review(self, plans: Mapping[str, Plan]) -> Review:
+        """Decide whether the plans are accepted."""
+        situation, problem = self._situation, self._problem
+        assignment = planned_slots(problem, plans)
+        before, after = problem.figures(problem.current), problem.figures(assignment)
+        skews = [skew(situation.graphs, situation.load, plan) for plan in (situation.plan, plans)]
+        cost = self._evidence.costs.tuples(plans, situation.plan, situation.load, self._evidence.strategy)
+        expected = {"before": {**asdict(before), "skew": skews[0]}, "after": {**asdict(after), "skew": skews[1]},
+                    "moves_cost": cost}
+        moved = tuple(_moves(situation, plans))
+        if not moved or (problem.current < 0).any():
+            return Review(moved, expected)
+        relief = self._thresholds.relief_shortfall(self._newest, assignment, self._lasting)
+        if not relief:
+            return Review(moved, expected)
+        shortfall = self._thresholds.overfilled(self._recent, assignment)
+        if not shortfall and after.nodes_used < before.nodes_used and after.cost <= before.cost:
+            return Review(moved, expected)
+        shortfall = shortfall or self._gain_shortfall(plans, before, after, skews, cost)
+        if not shortfall:
+            return Review(moved, expected)
+        return Review(moved, expected, f"{self._in_words(before, after, assignment)}: {_all_of(relief, shortfall)}")
+
+    def relieving(self, answer: NewPlan) -> NewPlan | None:
+        """The plans with only those moves that relieve overloads which last; None if that is all of them, or none."""
+        problem, wanted = self._problem, planned_slots(self._problem, answer.plans)
+        if (problem.current < 0).any() or (wanted < 0).any():
+            return None
+        part = relieving_part(self._newest, wanted, self._lasting, self._thresholds)
+        moves = int((part != problem.current).sum())
+        if not moves or (part == wanted).all():
+            return None
+        result = problem.answer(part, f"{answer.reason}; only the {'move' if moves == 1 else f'{moves} moves'} of these that "
+                                      "relieve an overload which lasts")
+        return result if isinstance(result, NewPlan) else None
+
+    def _gain_shortfall(self, plans: Mapping[str, Plan], before: Figures, after: Figures, skews: Sequence[float],
+                        cost: float) -> str:
+        """The reason why neither less traffic nor even key groups justify the plan; empty if they do."""
+        situation, thresholds, windows = self._situation, self._thresholds, self._evidence.windows
+        weight = _weight_of_tuple(self._problem)
+        least = thresholds.settled.least_gain(before.cost, after.moved)
+        traffic = _Gain("the traffic", before.cost, after.cost, thresholds.gains(before.cost, after.cost, least),
+                        max(least, thresholds.min_gain), (before.cost - after.cost) / weight,
+                        lambda: [gain / weight for gain in traffic_gains(situation, plans, windows, self._objective)])
+        balance = _Gain("the load of the fullest task", skews[0], skews[1], thresholds.gains(*skews), thresholds.min_gain,
+                        sum(balance_gains(situation, plans, [situation.load])),
+                        lambda: balance_gains(situation, plans, self._evidence.group_windows))
+        shortfalls = [gain.shortfall(thresholds, cost) for gain in (traffic, balance)]
+        return shortfalls[balance.enough and not traffic.enough] if all(shortfalls) else ""
+
+    def _in_words(self, before: Figures, after: Figures, assignment: Ints) -> str:
+        loads = self._recent.figures(self._problem.current), self._recent.figures(assignment)
+        return (f"{self._problem.in_words(before.cost)} -> {after.cost:,.0f}, largest load of a node "
+                f"{loads[0].largest_load:.0%} -> {loads[1].largest_load:.0%}, of a worker {_worker_load(loads[0]):.0%} -> "
+                f"{_worker_load(loads[1]):.0%}")
+
+
+def _all_of(*reasons: str) -> str:
+    """The reasons against a plan, without saying that there is no overload to relieve."""
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason != NOTHING_RELIEVED))
 
 
 def _worker_load(figures: Figures) -> float:
@@ -227,6 +211,8 @@ def _weight_of_tuple(problem: Problem) -> float:
 def _moves(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     for name, plan in plans.items():
         old = situation.plan[name].placement if name in situation.plan else {}
+        if plan is situation.plan.get(name):
+            continue
         for task, slot in plan.placement.items():
             if old.get(task) != slot:
                 yield f"{name}/{task}: worker {old.get(task, 'none')} -> {slot}"

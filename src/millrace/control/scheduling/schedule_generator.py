@@ -14,9 +14,10 @@ from typing import Any
 
 from millrace.control.scheduling.move_costs import MoveCosts
 from millrace.control.scheduling.overload import OverloadWatch, PlaceLoad, places_of_nodes
-from millrace.control.scheduling.plan_acceptance import PAYBACK_SECONDS, Evidence, Review, Settled, Thresholds, review
+from millrace.control.scheduling.plan_acceptance import Evidence, Review, Reviewer
 from millrace.control.scheduling.plan_gains import GROUP_WINDOWS_KEPT, WINDOWS_KEPT, WindowLoads
 from millrace.control.scheduling.relief_pauses import ReliefPauses
+from millrace.control.scheduling.thresholds import PAYBACK_SECONDS, Settled, Thresholds
 from millrace.control.strategies import catalogue
 from millrace.model.cluster import Cluster
 from millrace.model.graph import TaskId
@@ -148,6 +149,7 @@ class ScheduleGenerator:
         self._number = 0
         self._asked = False
         self.enacts_next = False  # the scheduler is asked next by request
+        self.accepted: NewPlan | None = None  # the plans that the newest decision on an answer carries out, if it does
         self._last = 0.0  # time of the last request to the scheduler
         self._enacted_at: float | None = None
         self._watched: int | None = None  # number of the enacted decision whose effect is not measured yet
@@ -157,7 +159,7 @@ class ScheduleGenerator:
         self._pauses = ReliefPauses()
         self._answers = 0  # of the scheduler
         self._plans: deque[tuple[int, int, float]] = deque(maxlen=DECISIONS_KEPT)  # enacted: answers until then, moves, cost
-        self._changed: set[str] = set()  # places whose tasks or key groups the newest reviewed plan changes
+        self._changed: set[str] = set()  # places whose tasks or key groups the newest accepted plan changes
         self._pressed = False  # a topology falls behind its sources
         self.costs = MoveCosts()
 
@@ -257,21 +259,27 @@ class ScheduleGenerator:
     # -- what to do with the answer ------------------------------------------------------------------------------------
 
     def decide(self, situation: Situation, result: SchedulingResult, trigger: str, at: float) -> Decision:
-        """Decide on the scheduler's answer. The outcome is `enacted` if its plans are accepted and to be carried out."""
+        """Decide on the scheduler's answer. The outcome is `enacted` if its plans are accepted and to be carried out: those in
+        `accepted`, which has only a part of their moves if all of them are too many to relieve an overload."""
         if isinstance(result, CannotPlace):
             return self._decided(trigger, CANNOT_PLACE, result.reason, at)
         reason = "; ".join([result.reason, *map(str, result.overload)])
         if not isinstance(result, NewPlan):
             return self._decided(trigger, NO_CHANGE, reason, at)
-        reviewed = self._review(situation, result.plans)
+        reviewer = self._reviewer(situation)
+        self.accepted, reviewed = result, reviewer.review(result.plans)
         if not reviewed.moved:
             return self._decided(trigger, NO_CHANGE, reason, at)
+        if not reviewed.accepted and trigger != BY_REQUEST and (part := _relief(reviewer, result)) is not None:
+            self.accepted, reviewed = part
+            reason = "; ".join([self.accepted.reason, *map(str, self.accepted.overload)])
         if trigger == BY_REQUEST:
             outcome = ENACTED
         elif reviewed.accepted:
             outcome = ADVISED if self.policy.dry_run else ENACTED
         else:
             outcome, reason = NOT_WORTH_IT, f"{reason} ({reviewed.shortfall})"
+        self._changed = _places_changed(situation, self.accepted.plans) if outcome == ENACTED else set()
         return self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected)
 
     def balanced(self, situation: Situation, decision: Decision, at: float) -> tuple[NewPlan, Decision] | None:
@@ -281,17 +289,17 @@ class ScheduleGenerator:
             return None
         changed, reasons = Balance().regrouped(situation.graphs, situation.load, situation.plan)
         plans = {graph.name: changed.get(graph.name, situation.plan[graph.name]) for graph in situation.graphs}
-        if not changed or not (reviewed := self._review(situation, plans)).accepted:
+        if not changed or not (reviewed := self._reviewer(situation).review(plans)).accepted:
             return None
+        self._changed = _places_changed(situation, plans)
         reason = "; ".join(reasons)
         outcome = ADVISED if self.policy.dry_run else ENACTED
         trigger = ASKED if decision.trigger == BY_REQUEST else decision.trigger  # the request was for the scheduler's own plan
         return NewPlan(plans, reason), self._decided(trigger, outcome, reason, at, reviewed.moved, reviewed.expected, BALANCE)
 
-    def _review(self, situation: Situation, plans: Mapping[str, Plan]) -> Review:
-        self._changed = {*_places_changed(situation, plans), *_places_regrouped(situation, plans)}
+    def _reviewer(self, situation: Situation) -> Reviewer:
         thresholds = Thresholds(self.min_gain, self.overload, self.fills, self.policy.payback, self._settled(situation))
-        return review(situation, plans, thresholds, self._evidence(), self.choice.objective)
+        return Reviewer(situation, thresholds, self._evidence(), self.choice.objective)
 
     def _settled(self, situation: Situation) -> Settled:
         """The moves and promises of the plans that were enacted for the last answers."""
@@ -389,7 +397,21 @@ def _places_of_slots(situation: Situation) -> dict[int, str]:
     return {slot.number: places[slot.node] for slot in situation.cluster.slots}
 
 
-def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
+def _relief(reviewer: Reviewer, answer: NewPlan) -> tuple[NewPlan, Review] | None:
+    """The part of the plans that relieves overloads which last, if it is accepted without the rest."""
+    part = reviewer.relieving(answer)
+    if part is None or not (reviewed := reviewer.review(part.plans)).accepted:
+        return None
+    return part, reviewed
+
+
+def _places_changed(situation: Situation, plans: Mapping[str, Plan]) -> set[str]:
+    """The nodes and workers that lose or get tasks or key groups by these plans."""
+    changed = {name: plan for name, plan in plans.items() if plan is not situation.plan.get(name)}
+    return {*_places_of_moves(situation, changed), *_places_regrouped(situation, changed)}
+
+
+def _places_of_moves(situation: Situation, plans: Mapping[str, Plan]) -> Iterator[str]:
     """The nodes and workers that lose or get tasks by these plans."""
     machine = _places_of_slots(situation)
     for name, plan in plans.items():

@@ -30,7 +30,7 @@ from millrace.config import (
 from millrace.control.events import ClusterMeasured, LoadEstimated, Replanned, Say, SchedulerChosen
 from millrace.control.migrations import Migration
 from millrace.control.moves import PERSON
-from millrace.control.scheduling.bottlenecks import Bottlenecks
+from millrace.control.scheduling.bottlenecks import Bottlenecks, changed_topologies
 from millrace.control.scheduling.hot_groups import HotGroups
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.control.scheduling.plan_gains import WINDOWS_KEPT
@@ -176,7 +176,7 @@ class SchedulingLoop:
     def _schedule(self, now: float, sample: WindowSample) -> None:
         """Ask the scheduler, if it is time."""
         situation = self.situation()
-        pressed = bool(self.bottlenecks.lasting())
+        pressed = self.bottlenecks.pressed()
         topologies = self._port.state.topologies
         self._scaled.observe((topology.graph for topology in topologies.values()),
                              {name: load for name, load in sample.loads.items() if not self._under_way([name])})
@@ -265,8 +265,8 @@ class SchedulingLoop:
             return
         self.unplaced = result.reason if isinstance(result, CannotPlace) else ""
         decision = self.generator.decide(situation, result, trigger, time.time())
-        if decision.outcome == ENACTED and isinstance(result, NewPlan):
-            decision = self._enact(situation, result, decision)
+        if decision.outcome == ENACTED and self.generator.accepted is not None:
+            decision = self._enact(situation, self.generator.accepted, decision)
         self._reported.pop(FAILED, None)
         self._record_decision(decision)
         balanced = self.generator.balanced(situation, decision, time.time())
@@ -300,7 +300,7 @@ class SchedulingLoop:
             return self.generator.overtaken(decision, str(error), passes)
         self._reported.clear()
         self.generator.enacted(decision, time.monotonic())
-        for name in result.plans:
+        for name in changed_topologies(situation.plan, result.plans):
             self.bottlenecks.forget(name)
         return decision
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,15 +39,18 @@ class PairColumns(NamedTuple):
     bytes: NDArray[np.float64]  # per second
 
 
-@runtime_checkable
-class LoadOfColumns(Protocol):
+class LoadOfColumns(Load):
     """A load that consists of arrays: nobody need make thousands of values of them, and read these one by one."""
+
+    __slots__ = ()
 
     def task_columns(self, tasks: Sequence[TaskId]) -> TaskColumns:
         """The columns of these tasks of its topology."""
+        raise NotImplementedError
 
     def pair_columns(self, numbers: Mapping[TaskId, int]) -> PairColumns:
         """The columns of all pairs with traffic. `numbers`: of the tasks."""
+        raise NotImplementedError
 
 
 def task_columns(load: Load | None, tasks: Sequence[TaskId]) -> TaskColumns:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from millrace.api.grouping import Grouping
-from millrace.control.scheduling.bottlenecks import LASTING, OVER, Bottleneck, Bottlenecks, behind, bottleneck_of
+from millrace.control.scheduling.bottlenecks import (
+    LASTING,
+    OVER,
+    Bottleneck,
+    Bottlenecks,
+    behind,
+    bottleneck_of,
+    changed_topologies,
+)
 from millrace.control.scheduling.overload import OverloadWatch, place_loads
 from millrace.control.scheduling.overload_warnings import OverloadWarnings, Relief
 from millrace.model.cluster import Cluster, Node, Slot
@@ -220,3 +228,23 @@ def test_a_bottleneck_explains_its_workers() -> None:
     assert warnings.warnings() == [f"t: {said.text}"]
     [over] = warnings.update([], [], relief(graph(), sample))
     assert over.text == "count keeps up again"
+
+
+def test_a_topology_is_pressed_though_another_component_seems_the_busiest_in_every_window() -> None:
+    """A full worker has tasks of two components, and noise decides which of them is taken for the bottleneck."""
+    seen, shared = Bottlenecks(), Plan(1, {**PLAN.placement, FIRST: PLAN.placement[SLOW]})
+    for number in range(LASTING):
+        assert not seen.pressed()
+        busy = (0.5, 0.45) if number % 2 else (0.45, 0.5)
+        tasks = {SPOUT: spout(blocked=0.0, offered=1100, lag=100), FIRST: task(busy[0]), SLOW: task(busy[1]), OTHER: task(0.1)}
+        seen.add({"t": graph()}, window(tasks, plan=shared), CLUSTER)
+    assert not seen.lasting() and seen.pressed()
+    seen.forget("t")
+    assert not seen.pressed()
+
+
+def test_a_plan_changes_the_topologies_whose_tasks_or_key_groups_move() -> None:
+    running = {"a": PLAN, "b": PLAN, "c": Plan(1, PLAN.placement, {"count": (0, 1)})}
+    plans = {"a": Plan(2, dict(PLAN.placement)), "b": Plan(2, {**PLAN.placement, SLOW: 3}),
+             "c": Plan(2, PLAN.placement, {"count": (1, 1)}), "d": PLAN}
+    assert changed_topologies(running, plans) == ["b", "c", "d"]

@@ -10,7 +10,6 @@ import pytest
 
 from millrace.control.scheduling.schedule_generator import (
     ENACTED,
-    NOT_WORTH_IT,
     OVERLOAD,
     Choice,
     Decision,
@@ -68,8 +67,8 @@ class Loops:
             situation = Situation((self.graph,), self.cluster, {"t": self.load}, {"t": self.plan})
             result = self.made.schedule(situation.graphs, self.cluster, situation.load, situation.plan)
             decisions.append(self.generator.decide(situation, result, trigger, now))
-            if decisions[-1].outcome == ENACTED and isinstance(result, NewPlan):
-                self.plan = result.plans["t"]
+            if decisions[-1].outcome == ENACTED and self.generator.accepted is not None:
+                self.plan = self.generator.accepted.plans["t"]
                 self.generator.enacted(decisions[-1], now)
         return decisions
 
@@ -125,19 +124,37 @@ def test_a_worker_a_little_above_high_does_not_keep_otd_from_moves_for_the_traff
     assert placed[0] == placed[1] == 0 and placed[2] == placed[3] == placed[4]
 
 
-def test_a_relief_that_moves_tasks_without_need_is_refused() -> None:
+def test_of_a_plan_that_relieves_an_overload_only_the_moves_for_that_are_carried_out() -> None:
     """A full worker justifies the moves that relieve it, not a new placement of all."""
     tasks = 24
     stream = Loops("tstorm", [0.33] * 3 + [0.05] * (tasks - 3), [0, 0, 0, *[1 + number % 3 for number in range(tasks - 3)]])
     for _ in range(3):
         stream.generator.take(stream.measure(), stream.cluster)
-    situation = Situation((stream.graph,), stream.cluster, {"t": stream.load}, {"t": stream.plan})
-    for moved, outcome in ((1, ENACTED), (tasks - 3, NOT_WORTH_IT)):
+    for moved in (1, tasks - 3):
         placement = dict(stream.plan.placement)
         for task in [stream.tasks[0], *stream.tasks[3:2 + moved]]:
             placement[task] = 1 + placement[task] % 3
-        decision = stream.generator.decide(situation, NewPlan({"t": Plan(2, placement)}, "because"), OVERLOAD, 1.0)
-        assert decision.outcome == outcome, decision.reason
+        decision = decided(stream, placement)
+        assert (decision.outcome, decision.moved) == (ENACTED, ("t/a[0]: worker 0 -> 1",)), decision.reason
+        assert stream.generator.accepted is not None
+        assert stream.generator.accepted.plans["t"].placement == {**stream.plan.placement, stream.tasks[0]: 1}
+
+
+def test_moves_that_make_room_for_those_that_relieve_are_carried_out_with_them() -> None:
+    """Half a loop leaves the full worker for one that has no room before another task leaves it. The rest is of no use."""
+    busy = [0.5, 0.5, 0.3, 0.4] + [0.001] * 100
+    stream = Loops("tstorm", busy, [0, 0, 1, 1, *[2 + number % 2 for number in range(100)]])
+    for _ in range(3):
+        stream.generator.take(stream.measure(), stream.cluster)
+    others = {task: 5 - slot for task, slot in stream.plan.placement.items() if slot > 1}
+    decision = decided(stream, {**stream.plan.placement, **others, stream.tasks[1]: 1, stream.tasks[2]: 2})
+    assert sorted(decision.moved) == ["t/a[1]: worker 0 -> 1", "t/a[2]: worker 1 -> 2"], decision.reason
+
+
+def decided(stream: Loops, placement: Mapping[TaskId, int]) -> Decision:
+    """The decision on a plan with this placement."""
+    situation = Situation((stream.graph,), stream.cluster, {"t": stream.load}, {"t": stream.plan})
+    return stream.generator.decide(situation, NewPlan({"t": Plan(2, dict(placement))}, "because"), OVERLOAD, 1.0)
 
 
 def test_a_machine_that_several_nodes_share_is_relieved_and_then_watched_anew() -> None:

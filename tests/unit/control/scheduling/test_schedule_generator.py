@@ -359,7 +359,7 @@ def test_a_plan_that_overloads_is_not_a_gain(traffic: float) -> None:
     made = ScheduleGenerator(CHOICE, Policy(overload=0.9))
     decision = made.decide(situation(apart, {(A, D): traffic}, **mhz), new(together), PERIOD, 1.0)
     assert decision.outcome == NOT_WORTH_IT
-    assert "of a worker 52% -> 97%: overload" in decision.reason
+    assert "of a worker 52% -> 97%: it overloads worker 0" in decision.reason
     assert made.decide(situation(together, {(A, D): traffic}, **mhz), new(apart), OVERLOAD, 1.0).outcome == ENACTED
 
 
