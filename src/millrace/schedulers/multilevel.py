@@ -28,9 +28,12 @@ from millrace.schedulers.partitioning.room import CPU, node_room, task_needs, we
 from millrace.schedulers.partitioning.workers import WorkerLevel
 from millrace.schedulers.placing import complete
 from millrace.schedulers.problem import NOWHERE, Floats, Ints, Objective, Problem
+from millrace.schedulers.rearranging import worker_by_worker
 
 DENSE = 100_000  # tasks × nodes: smaller problems are also refined by swaps, and from more starts
 ONE_START = 2_000_000  # tasks × nodes: larger ones are cut only once
+FEW = 1000  # tasks × workers: smaller problems are also improved worker by worker
+BEST = 4  # placements that are
 RESTARTS = 16  # random starts, if there are very few tasks: METIS is of little use there
 EFFORT = 400  # limit on tasks × random starts
 FILLED = 0.93  # share of the room of the fewest nodes that are tried: METIS needs some play
@@ -87,7 +90,10 @@ class _Levels:
 
     def best(self) -> Ints:
         """The assignment with the least overload, and of those with the least traffic and moves."""
-        return min(self.assignments(), key=self.rating)
+        found = sorted(self.assignments(), key=self.rating)
+        if self.problem.count * len(self.problem.slot_numbers) <= FEW:
+            found += [worker_by_worker(self.problem, each, self.parameters.capacity) for each in found[:BEST]]
+        return min(found, key=self.rating)
 
     def rating(self, assignment: Ints) -> tuple[float, float]:
         moved = (assignment != self.problem.current) & (self.problem.current >= 0)

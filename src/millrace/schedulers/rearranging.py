@@ -43,6 +43,13 @@ def rearranged(problem: Problem, assignment: Ints, capacity: float, few_moves: b
         yield fewest_moves(problem, refined_nodes(workers, _packed(workers, limits), limits))
 
 
+def worker_by_worker(problem: Problem, assignment: Ints, capacity: float) -> Ints:
+    """The assignment after moves and exchanges between single workers, and detours. Where a few tasks hardly fit the cores, the
+    best placement on nodes may have none on workers, and this finds one that has."""
+    workers = _workers_as_nodes(problem, assignment)
+    return refined_nodes(workers, assignment, NodeLimits.of(workers, capacity), detours=True)
+
+
 def _unavoidable(problem: Problem) -> float:
     """The least excess of any placement: that of tasks which need more than any worker has."""
     most = problem.slot_limit.max(axis=1, initial=0.0)
