@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -158,6 +159,16 @@ def test_parameters_have_ranges(wrong: dict[str, float]) -> None:
 
 
 # ---- METIS
+
+
+def test_metis_prints_nothing_if_a_part_becomes_empty(capfd: pytest.CaptureFixture[str]) -> None:
+    """A command that prints JSON may have asked for the parts."""
+    chain = metis.traffic_graph(8, np.arange(7), np.arange(1, 8), np.ones(7))
+    metis.parts(chain, np.array([1000.0, *[1.0] * 7]), np.array([1.0, 0.01, 0.01, 0.01]), 0.1, 1)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == ""
+    print("heard")
+    assert capfd.readouterr().out == "heard\n"
 
 
 def test_metis_cuts_two_cliques_apart_and_follows_targets(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import numpy as np
@@ -47,12 +51,30 @@ def parts(graph: csr_array, needs: Floats, targets: Floats, slack: float, seed: 
     kind = pymetis.zero_copy_dtype()
     shares = targets / targets.sum()
     equal = bool((targets == targets[0]).all())
-    partition = pymetis.part_graph(
-        k, pymetis.CSRAdjacency(graph.indptr.astype(kind), graph.indices.astype(kind)),
-        vweights=_whole(needs, MOST_NEED).astype(kind), eweights=_whole(graph.data, MOST_TRAFFIC).astype(kind),
-        tpwgts=None if equal else (shares / shares.sum()).tolist(),
-        options=pymetis.Options(seed=seed % MOST_NEED, ufactor=max(1, round(1000 * slack))))
+    with _silence():
+        partition = pymetis.part_graph(
+            k, pymetis.CSRAdjacency(graph.indptr.astype(kind), graph.indices.astype(kind)),
+            vweights=_whole(needs, MOST_NEED).astype(kind), eweights=_whole(graph.data, MOST_TRAFFIC).astype(kind),
+            tpwgts=None if equal else (shares / shares.sum()).tolist(),
+            options=pymetis.Options(seed=seed % MOST_NEED, ufactor=max(1, round(1000 * slack))))
     return np.array(partition.vertex_part, dtype=np.int64)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Discards what is printed. METIS remarks on parts that become empty on standard output, which may belong to a command that
+    prints JSON. C keeps it in a buffer, so that has to be emptied before and after."""
+    c = ctypes.CDLL(None)
+    c.fflush(None)
+    output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        c.fflush(None)
+        os.dup2(output, 1)
+        os.close(output)
+        os.close(nowhere)
 
 
 def _whole(values: Floats, most: int) -> Floats:
