@@ -28,6 +28,7 @@ from millrace.schedulers.tstorm import TStorm
 from support.examples import examples
 
 SLOW = {"slstream", "optimal"}  # they search: fewer examples
+LOOKS = {"tstorm": 2}  # answers until nothing moves: greedy from another plan, it may find another one that is as good
 ONE_STEP = {"otd"}  # one move each time it is asked, so what it answers next may be another
 REFUSE = {"resource-aware"}  # memory is a hard limit: it may refuse though there are slots
 EPS = 1 + 1e-6
@@ -132,9 +133,12 @@ def test_the_same_question_has_the_same_answer_in_whatever_order_the_cluster_is_
 def test_nothing_moves_when_nothing_changed(name: str) -> None:
     def rule(scheduler: Scheduler, situation: Situation) -> None:
         result = ask(scheduler, situation)
-        if not isinstance(result, CannotPlace):
-            again = ask(scheduler, after(situation, result))
-            assert isinstance(again, NoChange), (result, again)
+        if isinstance(result, CannotPlace):
+            return
+        for _ in range(LOOKS.get(name, 1)):
+            situation = after(situation, result)
+            before, result = result, ask(scheduler, situation)
+        assert isinstance(result, NoChange), (before, result)
 
     if name in ONE_STEP:
         pytest.skip("it moves one task each time; a test of its own says that this ends")

@@ -206,7 +206,7 @@ class _Relief:
         ends = np.concatenate([problem.left[within], problem.right[within]])
         traffic = np.bincount(ends, weights=np.tile(problem.rate[within], 2), minlength=problem.count)
         size = (self.needs[:, tasks] / np.maximum(self.needs.max(axis=1, initial=0.0), 1e-9)[:, np.newaxis]).max(axis=0)
-        return tasks[np.argsort(traffic[tasks] / size, kind="stable")]
+        return tasks[np.argsort(traffic[tasks] / np.maximum(size, 1e-9), kind="stable")]
 
     def overloaded_at(self, slot: int) -> bool:
         node = int(self.problem.slot_node[slot])
