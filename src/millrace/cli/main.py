@@ -476,6 +476,8 @@ def main() -> None:
         sys.exit(OVERTAKEN if isinstance(error, NotTheAuthor) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        exec("")  # Python would end itself by SIGINT if the last text that it executed, say of a dataclass, was interrupted
 
 
 if __name__ == "__main__":
