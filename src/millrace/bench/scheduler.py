@@ -89,8 +89,9 @@ def _followed(name: str, scheduler: Scheduler, situation: Situation, result: Sch
     """The situation after the plans that are enacted, beginning with this one, and their number. A plan that is refused
     changes nothing, however little traffic it has."""
     generator, plans = ScheduleGenerator(Choice.of(name, scheduler), Policy()), 0
-    while isinstance(result, NewPlan) and generator.decide(situation, result, ASKED, 0.0).outcome == ENACTED:
-        situation, plans = replace(situation, plan={**situation.plan, **result.plans}), plans + 1
+    while (isinstance(result, NewPlan) and generator.decide(situation, result, ASKED, 0.0).outcome == ENACTED
+           and generator.accepted is not None):
+        situation, plans = replace(situation, plan={**situation.plan, **generator.accepted.plans}), plans + 1
         if plans == MOST_PLANS:
             break
         result = _asked(scheduler, situation)

@@ -234,7 +234,7 @@ def _many_legend(result: dict[str, Any]) -> Hanging:
     enacted = ("enacted: cases in which the live engine would carry out a plan, and the mean ratio of what is in force then; "
                "steps: plans made until there were no more")
     best = ("to the best: traffic between nodes divided by the least that one of these schedulers reached without an overload, "
-            "over all cases")
+            "over the cases in which that is not 0 and nothing is overloaded")
     if result["unknown_optimum"] == result["instances"]:
         return Hanging(f"{best}; {enacted}")
     unknown = f"; the optimum is not known in {result['unknown_optimum']:,}; {best}" if result["unknown_optimum"] else ""

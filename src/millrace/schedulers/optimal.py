@@ -94,10 +94,12 @@ class Optimal(Objective):
         fresh = with_less_overload(problem, complete(problem, problem.pinned_only, self.capacity))
         best = min((kept, fresh), key=problem.excess)
         room = float((problem.node_capacity - problem.node_taken).clip(0).sum())
+        memory = float((problem.node_memory - problem.node_memory_taken).clip(0).sum())
         why = ("no placement keeps every node and worker within its limits" if math.isinf(least.bound)
                else f"none was found within {self.time_limit:g} s that keeps every node and worker within its limits")
-        return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz and {problem.time.sum():,.1f} loops needed, "
-                                    f"{room:,.0f} MHz and {len(problem.slot_numbers)} loops on {problem.nodes} nodes; placed "
+        return problem.answer(best, f"{why}: {problem.cpu.sum():,.0f} MHz, {problem.time.sum():,.1f} loops and "
+                                    f"{problem.memory.sum():,.0f} MB needed, {room:,.0f} MHz, "
+                                    f"{len(problem.slot_numbers)} loops and {memory:,.0f} MB on {problem.nodes} nodes; placed "
                                     "with little overload. Add a node, or lower the load")
 
 

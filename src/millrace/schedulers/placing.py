@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from millrace.schedulers.base import SchedulingResult
-from millrace.schedulers.overload import excess_of_places
+from millrace.schedulers.overload import NO_EXCESS, excess_of_places
 from millrace.schedulers.problem import NOWHERE, ROUNDING, Flags, Floats, Ints, Problem
 
 
@@ -172,10 +172,12 @@ class SlotBoard:
         self.assignment[tasks] = NOWHERE
 
     def evict(self, slot: int) -> None:
-        """Takes tasks off an overloaded slot, those with least traffic first, until it has room for the others."""
+        """Takes tasks off an overloaded slot, those with least traffic first, until it has room for the others. A task that is
+        too large for it and alone there stays: no other slot has more room."""
         own = np.flatnonzero((self.assignment == slot) & ~self.problem.pinned & (self.problem.needs > 0).any(axis=0))
-        for task in by_traffic(self.problem, own)[::-1]:
-            if (self.used[:, slot] <= self.most[:, slot]).all():
+        shared = (self.used[:, slot] > self.problem.needs[:, own].sum(axis=1) + NO_EXCESS).any()
+        for left, task in zip(range(len(own), 0, -1), by_traffic(self.problem, own)[::-1]):
+            if (self.used[:, slot] <= self.most[:, slot]).all() or (left == 1 and not shared):
                 return
             self.remove(np.array([task]))
 

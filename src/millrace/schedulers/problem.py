@@ -30,7 +30,7 @@ from millrace.schedulers.base import (
     next_plan,
 )
 from millrace.schedulers.inputs.demands import demands
-from millrace.schedulers.inputs.machines import node_capacities
+from millrace.schedulers.inputs.machines import node_capacities, node_memories
 from millrace.schedulers.inputs.measured import TaskColumns, task_columns
 from millrace.schedulers.inputs.traffic import MOST, clean, edges
 from millrace.schedulers.parameters import parameter
@@ -128,13 +128,14 @@ class Problem:
         placed = current >= 0
         of_slots = others.cpu + np.bincount(current[placed], cpu[placed], len(slots))
         used = np.bincount(slot_node, of_slots, len(nodes)).astype(np.float64)
+        memory = clean(np.where(seen.known, seen.memory, declared.memory))
+        memory_used = others.memory + np.bincount(slot_node[current[placed]], memory[placed], len(nodes))
         on_loop = np.array([(name, task.component) not in threaded for name, task in tasks], dtype=bool)
         return cls(
             graphs=tuple(graphs), plans=plan, tasks=tasks,
             topology=np.repeat(np.arange(len(graphs)), [len(graph.tasks()) for graph in graphs]).astype(np.int64),
             cpu=cpu, time=_busy(np.where(on_loop, seen.loop, 0.0)),
-            memory=clean(np.where(seen.known, seen.memory, declared.memory)),
-            queue=clean(seen.queue).astype(np.int64), queue_floor=clean(seen.queue_floor).astype(np.int64),
+            memory=memory, queue=clean(seen.queue).astype(np.int64), queue_floor=clean(seen.queue_floor).astype(np.int64),
             settling=seen.settling,
             pinned=(current >= 0) & ~_movable(graphs),
             current=current, left=traffic.left, right=traffic.right, tuples=traffic.tuples, rate=traffic.weight,
@@ -142,7 +143,7 @@ class Problem:
             slot_taken=others.cpu, slot_time_taken=others.time, slot_tasks_taken=others.tasks, node_names=tuple(nodes),
             node_mhz=clean([by_name[name].mhz for name in nodes]),
             node_capacity=clean(node_capacities(cluster, nodes, used)),
-            node_memory=clean([by_name[name].memory_mb for name in nodes]), node_memory_taken=others.memory,
+            node_memory=clean(node_memories(cluster, nodes, memory_used)), node_memory_taken=others.memory,
             minimise=minimise, between_workers=between_workers,
             distance=distances(cluster, nodes) if minimise == COST else None,
         )

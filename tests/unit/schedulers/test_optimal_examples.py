@@ -103,8 +103,8 @@ def test_tasks_that_cannot_fit_are_placed_with_little_overload_and_reported() ->
     assert least_traffic(problem(case)) == Least(None, float("inf"), float("inf"))
     result = ask(Optimal(), case)
     assert isinstance(result, NewPlan) and len(set(result.plans["t"].placement.values())) == 2
-    assert result.reason.startswith("no placement keeps every node and worker within its limits: 450 MHz and 0.0 loops "
-                                    "needed, 400 MHz and 2 loops on 2 nodes")
+    assert result.reason.startswith("no placement keeps every node and worker within its limits: 450 MHz, 0.0 loops and "
+                                    "0 MB needed, 400 MHz, 2 loops and 2,000 MB on 2 nodes")
     assert str(result.overload[0]).endswith("would need 300 MHz and has 200")
 
 

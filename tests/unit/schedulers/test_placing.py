@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.model.cluster import Cluster, Node, Slot
 from millrace.schedulers.instances import random_situation
-from millrace.schedulers.placing import SlotBoard, by_traffic, fewest_moves
+from millrace.schedulers.placing import SlotBoard, by_traffic, fewest_moves, slots_within
 from millrace.schedulers.problem import Problem
 
 ALIKE = Cluster(tuple(Node(name, 2, 1000.0, 1024) for name in "abc"),
@@ -51,3 +51,11 @@ def test_tasks_are_put_on_a_node_together_as_they_are_one_by_one(seed: int, capa
         single.put(task, node)
     assert together.assignment.tolist() == single.assignment.tolist()
     assert together.used.tolist() == single.used.tolist() and together.counts.tolist() == single.counts.tolist()
+
+
+def test_a_task_that_is_too_large_for_a_worker_stays_there_alone() -> None:
+    used = {"t": load({"a0 b0": 5.0, "a1 b1": 9.0}, a0=950, a1=1, b0=100, b1=1)}
+    case = Problem.of([graph(a=2, b=2)], ALIKE, used, {"t": plan(a=[1, 2], b=[1, 3])})
+    assert slots_within(case, case.nodes_of(case.current), 0.9)[[0, 2]].tolist() == [1, 0]
+    alone = Problem.of([graph(a=2, b=2)], ALIKE, used, {"t": plan(a=[1, 2], b=[4, 3])})
+    assert slots_within(alone, alone.nodes_of(alone.current), 0.9).tolist() == alone.current.tolist()

@@ -113,3 +113,13 @@ def test_nodes_that_share_a_machine_never_get_more_than_that_and_are_full_only_w
     problem = shared(*mhz, 0.0)
     assert problem.node_capacity[:2].sum() == pytest.approx(2000.0)
     assert problem.place_loads(problem.current)[3:5].max() <= max(sum(mhz) / 2000, 0.9) + 1e-9
+
+
+def test_a_node_may_use_the_memory_that_another_one_leaves_of_their_machine() -> None:
+    nodes = tuple(Node(f"n{number}", 1, 1000.0, 1000, "host") for number in range(2))
+    cluster = Cluster(nodes, tuple(Slot(node.name, "e", at) for at, node in enumerate(nodes)))
+    for used, memory in ((1200.0, [1450.0, 550.0]), (2400.0, [1846.0, 154.0])):
+        measured = load(memory={"a0": used, "b0": 200.0 if used > 2000 else 300.0}, a0=1, b0=1)
+        problem = Problem.of([graph(a=1, b=1)], cluster, {"t": measured}, {"t": plan(a=[0], b=[1])})
+        assert problem.node_memory.tolist() == pytest.approx(memory, abs=1)
+        assert bool(problem.excess(problem.current)) == (used > 2000), "only all of a machine can be too little"

@@ -25,6 +25,7 @@ FULL = 0.99, 1.01  # shares of a place as they are measured while it has no time
 LEAST_NOISE = 0.01  # standard deviation of a window: few windows may look more alike than they are
 CHANGES_KEPT = 40  # of a place's load from window to window: few would tell little of its noise
 FEW_CHANGES = 3.0
+HELPED = 0.99  # of the memory that a node used before tasks left it: what is below has helped
 FROM_MEDIAN = 1.4826 / math.sqrt(2)  # standard deviation of a window over the median difference between two
 
 
@@ -120,11 +121,14 @@ class OverloadWatch:
     _shares: dict[str, deque[float]] = field(default_factory=dict)
     _changes: dict[str, deque[float]] = field(default_factory=dict)  # from one window to the next
     _newest: dict[str, PlaceLoad] = field(default_factory=dict)
+    _left: dict[str, float] = field(default_factory=dict)  # loads of memory that tasks have left, at that time
 
     def add(self, sample: WindowSample, cluster: Cluster) -> None:
         self._newest = {place.where: place for place in place_loads(sample, cluster)}
         self._shares = {where: self._shares.get(where, deque(maxlen=WINDOWS_KEPT)) for where in self._newest}
         self._changes = {where: self._changes.get(where, deque(maxlen=CHANGES_KEPT)) for where in self._newest}
+        self._left = {where: load for where, load in self._left.items()
+                      if where in self._newest and self._newest[where].share > self._newest[where].least}
         for where, place in self._newest.items():
             shares = self._shares[where]
             if shares:
@@ -133,7 +137,10 @@ class OverloadWatch:
 
     def forget(self, places: Collection[str]) -> None:
         """Forget the loads of places whose tasks have changed: they tell nothing of those to come."""
-        places = {*places, *map(memory_of, places)}
+        memory = {*map(memory_of, places)} & self._newest.keys()
+        self._left.update((where, self._newest[where].share) for where in memory
+                          if self._newest[where].share > self._newest[where].least)
+        places = {*places, *memory}
         self._shares = {where: shares for where, shares in self._shares.items() if where not in places}
         self._changes = {where: changes for where, changes in self._changes.items() if where not in places}
 
@@ -142,6 +149,12 @@ class OverloadWatch:
         least = {where: max(threshold, place.least) for where, place in self._newest.items()}
         return [self._newest[where] for where, shares in self._shares.items()
                 if max(shares) >= least[where] - ROUNDING and lasts(list(shares), least[where], self._changes[where])]
+
+    def to_relieve(self, threshold: float) -> list[PlaceLoad]:
+        """Those of the lasting overloads that moves may relieve. A process may keep the memory of tasks that have left it: if
+        memory did not fall when some left, more would leave for nothing."""
+        return [place for place in self.lasting(threshold)
+                if place.share < HELPED * self._left.get(place.where, math.inf)]
 
 
 def lasts(shares: list[float], threshold: float, changes: Collection[float] = ()) -> bool:

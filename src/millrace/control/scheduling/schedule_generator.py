@@ -311,8 +311,8 @@ class ScheduleGenerator:
 
     def _evidence(self) -> Evidence:
         """Without a window there is only the estimate to go by."""
-        lasting, beyond = (None if not self._windows or self._pressed else {place.where for place in self._watch.lasting(share)}
-                           for share in (self.overload, 1.0))
+        lasting, beyond = (None if not self._windows or self._pressed else
+                           {place.where for place in self._watch.to_relieve(share)} for share in (self.overload, 1.0))
         return Evidence(tuple(self._windows), tuple(self._group_windows), lasting, beyond, self.costs, self.policy.strategy)
 
     def failed(self, error: str, trigger: str, at: float) -> Decision:

@@ -89,7 +89,7 @@ class Thresholds:
 
     def overfilled(self, problem: Problem, assignment: Ints) -> str:
         """The nodes and workers that the plan overloads, or fills more than it may, all together, in words; empty if there are
-        none. It would soon be reverted. A worker that one task fills alone is no reason to undo anything."""
+        none. It would soon be reverted. What one task fills alone is not counted."""
         fills = min(self.fills + TOLERANCE, 1.0)
         (filled, before), (fuller, after) = ([problem.excesses(each, share, avoidable=True)
                                               for share in (fills, max(self.overload, fills))]

@@ -40,7 +40,7 @@ class PairColumns(NamedTuple):
 
 
 class LoadOfColumns(Load):
-    """A load that consists of arrays: nobody need make thousands of values of them, and read these one by one."""
+    """A load that consists of arrays. It is read without making an object for each task."""
 
     __slots__ = ()
 

@@ -140,7 +140,8 @@ class _Relief:
     def __init__(self, problem: Problem, assignment: Ints, share: float) -> None:
         self.problem, self.assignment = problem, assignment.copy()
         self.share, self.needs = share, task_needs(problem)
-        self.large = (problem.needs > problem.slot_limit.max(axis=1, keepdims=True, initial=0.0) * share * ROUNDING).any(axis=0)
+        most = np.minimum(problem.slot_limit.max(axis=1, initial=0.0), problem.node_limit.max(axis=1, initial=0.0))
+        self.large = (problem.needs > most[:, np.newaxis] * share * ROUNDING).any(axis=0)
         self.note_large()
         self.workers = self.used(assignment, len(problem.slot_numbers))
         self.nodes = self.used(problem.slot_node[assignment], problem.nodes)

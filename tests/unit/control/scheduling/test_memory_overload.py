@@ -60,3 +60,21 @@ def test_a_warning_says_how_much_memory_is_short_and_what_to_do(other: float, ad
     (place,) = [place for place in place_loads(sample, CLUSTER) if place.where == MEMORY]
     text = Relief({"t": GRAPH}, {"t": PLAN}, sample, CLUSTER, "otd found nothing").of_place(place)
     assert text == f"node n1 uses 1,200 of 1,000 MB of memory, with 2 tasks. otd found nothing. {advice}"
+
+
+@pytest.mark.parametrize(("after", "goes_on"), [(1200.0, False), (1190.0, False), (1150.0, True), (1300.0, False)])
+def test_tasks_go_on_leaving_a_node_only_while_that_frees_memory(after: float, goes_on: bool) -> None:
+    """A process may keep what its tasks have used."""
+    watch = OverloadWatch()
+
+    def lasting(used: float) -> tuple[bool, bool]:
+        for _ in range(LASTING):
+            watch.add(window(used), CLUSTER)
+        return bool(watch.lasting(0.9)), bool(watch.to_relieve(0.9))
+
+    assert lasting(1200.0) == (True, True)
+    watch.forget([places_of_nodes(CLUSTER)["n1"]])
+    assert lasting(after) == (True, goes_on)
+    watch.add(window(900.0), CLUSTER)
+    watch.forget([places_of_nodes(CLUSTER)["n1"]])
+    assert lasting(1300.0) == (True, True), "it has had enough in between"
