@@ -5,10 +5,10 @@ time gets as far as it would there. The schedule generator decides about every p
 count: the last plan that the scheduler wanted, and the one that is in force after the generator's last yes.
 
 The ratio is the traffic between nodes, in tuples, over the least possible within the CPU and memory of nodes and the core and
-loop of workers. It is defined only if that least is above 0; situations where it is 0 are counted separately, with the number that a
-scheduler solved (0 as well). A plan that overloads a node or worker may go below the least, so it has no ratio: it is counted
-as overloaded and left out of the mean. The means of two schedulers may therefore cover different situations; the common ratio
-covers those in which every scheduler has one.
+loop of workers. It is defined only if that least is above 0; situations where it is 0 are counted separately, with the number
+that a scheduler solved (0 as well). A plan that overloads a node or worker may go below the least, so it has no ratio: it is
+counted as overloaded and left out of the mean. The means of two schedulers may therefore cover different situations; the common
+ratio covers those in which every scheduler has one.
 
 If a scheduler minimises bytes or the cost of links, the plans of all are measured in these units, too.
 """
