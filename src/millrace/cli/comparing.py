@@ -36,7 +36,7 @@ from millrace.simulation.compare import (
 # With improve=true T-Storm's greedy choice is only the start. With xi=1 slstream counts no cost for moves, with capacity=1 a
 # scheduler needs no headroom, and with a large balance subgraphs may differ: all of these would hide how good its plans are,
 # compared with the optimum. published=true is the paper's swarm.
-VARIANTS = ("tstorm improve=true", "slstream xi=1 capacity=1 balance=1000", "slstream xi=1 published=true",
+VARIANTS = ("tstorm improve=true capacity=1", "slstream xi=1 capacity=1 balance=1000", "slstream xi=1 published=true",
             "multilevel capacity=1")
 MOST_WINDOWS = 50  # of a history
 SMALL, LARGE = ((4, 12), (2, 4)), ((17, 40), (4, 8))  # tasks and nodes of random situations; the optimum of small ones is known

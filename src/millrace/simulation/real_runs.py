@@ -23,6 +23,7 @@ from millrace.simulation.demand import Demand, Patterned, Walk
 from millrace.simulation.loop import Conditions, simulated_run
 from millrace.simulation.world import Machines, World
 
+NOISES = 8  # simulations of a run, which differ in the noise of what is measured: their mean counts
 LAST = 3  # windows at the end of a run whose mean counts
 ALIKE = 0.1  # of the traffic when placed evenly: runs that differ by less may come the other way round the next time
 
@@ -37,13 +38,13 @@ class _Steady:
 @dataclass(frozen=True)
 class RealRun:
     """One run, beside what the model says of it. `predicted`: the traffic of the placement that it ended with, from the load
-    measured under another one. `simulated`: the traffic at the end of its simulation."""
+    measured under another one. `simulated`: the mean of the traffic at the end of its simulations, and `plans` of theirs."""
 
     scheduler: str
     measured: float
     predicted: float
     simulated: float
-    plans: int  # of the simulation
+    plans: float
 
 
 def compared_runs(record: Mapping[str, Any]) -> list[RealRun]:
@@ -53,12 +54,19 @@ def compared_runs(record: Mapping[str, Any]) -> list[RealRun]:
     for row in record["runs"]:
         seconds = row["windows"] * record["window_seconds"]
         conditions = Conditions(seconds / 3600, window_seconds=record["window_seconds"])
-        demands = Patterned(World.of(situation), _Steady(), Walk(), np.random.default_rng(1))
-        run = simulated_run(row["scheduler"], make_scheduler(row["scheduler"]), situation, demands, conditions,
-                            np.random.default_rng(2))
-        simulated = float(np.mean([window.inter_node for window in run.windows[-LAST:]]))
-        runs.append(RealRun(row["scheduler"], row["measured"], predicted(situation, row["placement"]), simulated, run.plans))
+        simulated = [_simulated(situation, row["scheduler"], conditions, noise) for noise in range(NOISES)]
+        traffic, plans = np.mean(simulated, axis=0)
+        runs.append(RealRun(row["scheduler"], row["measured"], predicted(situation, row["placement"]), float(traffic),
+                            float(plans)))
     return runs
+
+
+def _simulated(situation: Situation, scheduler: str, conditions: Conditions, noise: int) -> tuple[float, int]:
+    """The traffic at the end of a simulation, and its plans."""
+    demands = Patterned(World.of(situation), _Steady(), Walk(), np.random.default_rng(noise))
+    run = simulated_run(scheduler, make_scheduler(scheduler), situation, demands, conditions,
+                        np.random.default_rng(NOISES + noise))
+    return float(np.mean([window.inter_node for window in run.windows[-LAST:]])), run.plans
 
 
 def predicted(situation: Situation, placement: Mapping[str, Mapping[str, int]]) -> float:

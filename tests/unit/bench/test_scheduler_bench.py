@@ -55,5 +55,5 @@ def test_aims_of_simulation_and_of_t_storm_that_may_improve() -> None:
     assert day.value({"simulated": rows, "compare": None}) == 500.0 and day.is_met(500.0) and not day.is_met(601.0)
     assert day.value({"simulated": rows[2:], "compare": None}) is None is day.value({"compare": None})
     better = next(aim for text, aim in aims.items() if "improve" in text)
-    assert better.value({"compare": {"schedulers": {"tstorm improve=true": {"mean_ratio": 1.5}}}}) == 1.5
+    assert better.value({"compare": {"schedulers": {"tstorm improve=true capacity=1": {"mean_ratio": 1.5}}}}) == 1.5
     assert better.value({"compare": None}) is None is better.value({"compare": {"schedulers": {}}})
